@@ -149,7 +149,7 @@ def _follow_optimizers() -> None:
 class _Packed:
     """Packed weights with the number of their layer, or None if they cannot be packed."""
 
-    at: tuple[int, int, int | None]  # version, address and writing of the weights
+    at: tuple[int, int, Any, int | None]  # version, address, strides and writing of the weights
     memory: int
     weights: Any  # as they were packed: while they are held, nothing else gets their address
     result: tuple[Any, int] | None
@@ -185,14 +185,15 @@ class PackedLayer:
         """Return the weights packed, again if they changed since, and the number of the layer."""
         packed = self.packed
         try:
-            version, address = weight._version, weight.data_ptr()  # noqa: SLF001 - nothing else tells
+            version = weight._version  # noqa: SLF001 - nothing else tells
+            address, strides = weight.data_ptr(), weight.stride()
         except RuntimeError:  # made in inference mode, or of no memory
             return None
-        if packed is None or packed.at != (version, address, _WRITES.get(packed.memory)):
+        if packed is None or packed.at != (version, address, strides, _WRITES.get(packed.memory)):
             # What is written from here on, also by another thread, is noted or raises the version.
             memory = weight.untyped_storage().data_ptr()
             writing = _WRITES.setdefault(memory, 0)
-            at = (version, address, writing)
+            at = (version, address, strides, writing)
             packed = _Packed(at, memory, weight.detach(), self._pack(weight))
             self.packed = packed
         return packed.result

@@ -38,6 +38,21 @@ def _told(caplog: pytest.LogCaptureFixture, compiled: Any, x: Any) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == LOG]
 
 
+class _Remembers(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """A layer beside a buffer, which some calls write and some read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(K, HIDDEN)
+        self.register_buffer("kept", torch.zeros(*sample_x().shape[:-1], HIDDEN))
+
+    def forward(self, x: Any, *, is_written: bool) -> Any:  # noqa: ANN401 - tensors
+        y = self.layer(x)
+        if is_written:
+            self.kept.copy_(y)
+        return y * self.kept
+
+
 def _load(model: Any) -> None:  # noqa: ANN401 - a module
     model.load_state_dict({name: 2 * one for name, one in model.state_dict().items()})
 
@@ -61,7 +76,23 @@ def _fused_step(model: Any) -> None:  # noqa: ANN401 - a module
     torch.optim.AdamW([model[0].weight], fused=True).step()
 
 
-@pytest.mark.parametrize("change", [_load, _merge, _move, _step, _fused_step])
+def _move_twice(model: Any) -> None:  # noqa: ANN401 - a module
+    """Let the second data be where the first were, as far as the allocator has it."""
+    for _ in range(2):
+        model[0].weight.data = torch.rand(HIDDEN, K)
+
+
+def _fused_step_of_another(model: Any) -> None:  # noqa: ANN401 - a module
+    """Step on a tensor that shares the memory of the weight, as flattened parameters do."""
+    flat = torch.nn.Parameter(model[0].weight.detach().view(-1))
+    flat.grad = torch.ones_like(flat)
+    torch.optim.AdamW([flat], fused=True).step()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_load, _merge, _move, _move_twice, _step, _fused_step, _fused_step_of_another],
+)
 def test_a_changed_weight_is_told_once_and_by_name(
     change: Callable[[Any], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,6 +104,8 @@ def test_a_changed_weight_is_told_once_and_by_name(
 
     [told] = _told(caplog, compiled, x)
     assert told.startswith("0.weight was changed after the model was compiled")
+    with torch.no_grad():
+        check(compiled(x), model(x))
     torch._dynamo.reset()  # as the warning says
     assert not _told(caplog, compiled, x)
     with torch.no_grad():
@@ -97,6 +130,57 @@ def test_the_graphs_of_a_model_are_told_together(caplog: pytest.LogCaptureFixtur
     with torch.no_grad():  # a second change of what is known to be old
         model.other.bias += 1
     assert not _told(caplog, compiled, x)
+
+
+def test_a_call_with_changed_weights_may_be_of_any_size() -> None:
+    model = sample_model().eval()
+    compiled = _compiled(model, dynamic=True)
+    _load(model)
+    with torch.no_grad():
+        for rows in (3, 5):
+            x = torch.rand(rows, K)
+            check(compiled(x), model(x))
+
+
+def test_a_buffer_that_a_graph_writes_is_read_by_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, x = _Remembers().eval(), sample_x()
+    gt.enable(Kernels())
+    compiled = torch.compile(model)
+    with torch.no_grad():
+        for is_written in (True, False, True, False):
+            check(compiled(x, is_written=is_written), model(x, is_written=is_written))
+            x = x + 1
+        model.kept += 1
+        check(compiled(x, is_written=False), model(x, is_written=False))
+    assert not [one for one in caplog.records if one.name == LOG]
+
+
+def test_a_buffer_that_was_read_first_is_no_constant_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, x = _Remembers().eval(), sample_x()
+    gt.enable(Kernels())
+    compiled = torch.compile(model)
+    with torch.no_grad():
+        for is_written in (False, True, False):
+            check(compiled(x, is_written=is_written), model(x, is_written=is_written))
+        assert [one.getMessage().split()[0] for one in caplog.records if one.name == LOG] == [
+            "kept"
+        ]
+        torch._dynamo.reset()  # as the warning says
+        for _ in range(3):
+            check(compiled(x, is_written=False), model(x, is_written=False))
+            model.kept += 1
+    assert len([one for one in caplog.records if one.name == LOG]) == 1
+
+
+def test_a_weight_that_is_gone_ends_the_call() -> None:
+    plain = frozen_weights.PlainGraph(torch.fx.symbolic_trace(torch.nn.Identity()))
+    plain.leave_out([torch.ones(1)])
+    with pytest.raises(RuntimeError, match="others are gone"):
+        plain([None])
 
 
 def test_a_statistic_that_changes_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,12 +3,12 @@
 namespace {
 
 /* A weight as it was. Its data are not kept, only what tells that they changed: the number of writes
- * in place, and the storage, which a tensor that is gone has no more. No storage is looked into, so
- * that it may go meanwhile. */
+ * in place, and the storage, which a tensor that is gone has no more. A storage whose data are gone
+ * keeps its address, so that no other is taken for it. */
 struct KnownWeight {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     c10::VariableVersion version;
-    const c10::StorageImpl *storage;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     uint32_t writes;
 };
 
@@ -23,7 +23,8 @@ uint32_t writes_of(const c10::VariableVersion &version) {
 
 bool is_changed(const KnownWeight &known) {
     const c10::StorageImpl *storage = storage_of(*known.tensor._unsafe_get_target());
-    return writes_of(known.version) != known.writes || (storage && storage != known.storage);
+    return writes_of(known.version) != known.writes ||
+           (storage && storage != known.storage._unsafe_get_target());
 }
 
 } // namespace
@@ -38,27 +39,31 @@ gemm_tuner_know_weights(c10::TensorImpl *const *tensors, int64_t count) {
         const auto tensor = c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensors[place]);
         const c10::VariableVersion &version = tensor->version_counter();
         known->push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor), version,
-                          storage_of(*tensor), writes_of(version)});
+                          tensor->storage().getWeakStorageImpl(), writes_of(version)});
     }
     return known.release();
 }
 
-/* Let weights be changed that were written where PyTorch does not count it. */
+/* Let weights be changed that lie where tensors do, in which PyTorch wrote without counting it. */
 extern "C" __attribute__((visibility("default"))) void
 gemm_tuner_note_written(std::vector<KnownWeight> *known, c10::TensorImpl *const *written,
                         int64_t count) {
-    const std::unordered_set<const c10::TensorImpl *> all(written, written + count);
+    std::unordered_set<const c10::StorageImpl *> storages;
+    for (int64_t place = 0; place < count; place++) {
+        storages.insert(storage_of(*written[place]));
+    }
+    storages.erase(nullptr);
     for (KnownWeight &one : *known) {
-        if (all.count(one.tensor._unsafe_get_target())) {
+        if (storages.count(one.storage._unsafe_get_target())) {
             one.writes = ~writes_of(one.version);
         }
     }
 }
 
-/* The place of the first that was written in place or moved, -1 if none was. */
+/* The place of the first, from a place on, that was written in place or moved, -1 if none was. */
 extern "C" __attribute__((visibility("default"))) int64_t
-gemm_tuner_changed_weight(const std::vector<KnownWeight> *known) {
-    const auto found = std::find_if(known->begin(), known->end(), is_changed);
+gemm_tuner_changed_weight(const std::vector<KnownWeight> *known, int64_t from) {
+    const auto found = std::find_if(known->begin() + from, known->end(), is_changed);
     return found == known->end() ? -1 : found - known->begin();
 }
 
