@@ -75,6 +75,7 @@ _HEADERS = (
     "unpacking",
     "frozen",
     "eager",
+    "shims",
 )
 _LIBRARIES = ("torch_cpu", "c10")
 _NUMBER_BITS = 62

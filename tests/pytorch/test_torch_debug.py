@@ -220,7 +220,7 @@ def test_weights_that_changed_after_a_model_was_compiled_are_told() -> None:
     compiled = torch.compile(model)
     with torch.no_grad():
         compiled(x)
-        model[0].weight.mul_(2)
+        model[0].weight.data.mul_(2)  # which raises no version
 
     found = gt.debug(compiled, x)
 

@@ -91,6 +91,18 @@ void run_kernel(const LayerEntry &layer, const KernelEntry &kernel, gemm_tuner_a
                 args.m, ", ", parts, " parts); tune the layer again.");
 }
 
+/* Run a kernel, and let who watches this thread see it. */
+void run_watched(const LayerEntry &layer, const KernelEntry &kernel, gemm_tuner_args &args) {
+    if (!on_call) {
+        run_kernel(layer, kernel, args);
+        return;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    run_kernel(layer, kernel, args);
+    const auto time = std::chrono::steady_clock::now() - begin;
+    on_call(layer.number, &args, std::chrono::nanoseconds(time).count());
+}
+
 const KernelEntry *kernel_for(const LayerEntry &layer, int64_t rows) {
     for (const KernelEntry &kernel : layer.kernels) {
         if (kernel.m_low <= rows && rows <= kernel.m_high) {

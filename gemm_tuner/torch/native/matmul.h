@@ -172,12 +172,7 @@ struct ActivationsCall {
             operands[place_of_other].batch_stride = batch.strides[array_other];
             head_strides[place_of_other] = heads.strides[array_other];
         }
-        const auto begin = std::chrono::steady_clock::now();
-        run_kernel(layer, kernel, args);
-        if (on_call) {
-            const auto time = std::chrono::steady_clock::now() - begin;
-            on_call(layer.number, &args, std::chrono::nanoseconds(time).count());
-        }
+        run_watched(layer, kernel, args);
     }
 
     Addresses moved(Addresses at, const Dimension &along, int64_t products) const {

@@ -190,12 +190,7 @@ Tensor compute(const LayerEntry &layer, const Tensor &x, const Tensor &packed,
     args.y_batch_stride = rows.count * n;
     args.operands = operands.elements;
     args.operand_count = layer.operands.size();
-    const auto begin = std::chrono::steady_clock::now();
-    run_kernel(layer, *kernel, args);
-    if (on_call) {
-        const auto time = std::chrono::steady_clock::now() - begin;
-        on_call(layer.number, &args, std::chrono::nanoseconds(time).count());
-    }
+    run_watched(layer, *kernel, args);
     return y;
 }
 
@@ -495,6 +490,8 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
     library.impl("matmul", matmul_autograd);
     library.impl("attention", attention_autograd);
 }
+
+#include "shims.h"
 
 /* For ctypes. Whoever adds a layer has checked its kernels; one number is one layer for ever. */
 extern "C" __attribute__((visibility("default"))) void
