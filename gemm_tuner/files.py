@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 LONGEST_LOCK_S = 5.0  # who holds a lock reads and writes a small file
 _LOOK_S = 0.01
+_MOST_LINKS = 40  # that Linux follows
 
 
 def open_plain(path: Path, *, follows_links: bool = True) -> BinaryIO:
@@ -62,20 +63,29 @@ def read_bounded(
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file that a user named: all of it, or it stays as it was.
 
-    What is no plain file, such as a pipe that somebody reads, is written as it is.
+    What is no plain file, such as a pipe that somebody reads, is written as it is. So is a file
+    that this process has open, where it is named as such, `/dev/stdout` or `/dev/fd/3`.
 
     Raises:
         OSError: it cannot be written, or nobody reads the pipe.
     """
-    if path.exists() and not path.is_file():
-        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    target = behind_links(path)
+    if target.is_symlink():
+        with os.fdopen(os.dup(int(target.name)), "wb") as file:  # goes on from where it stands
+            yield file
+        return
+    if target.exists() and not target.is_file():
+        pipe = os.open(target, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.set_blocking(pipe, True)
         with os.fdopen(pipe, "wb") as file:
             yield file
         return
-    target = path.resolve()
     new = target.with_name(f".gemm-tuner-{secrets.token_hex(8)}")
-    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        error.filename = str(path)  # as somebody named it
+        raise
     try:
         with os.fdopen(handle, "wb") as file:
             if target.exists():
@@ -88,6 +98,27 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             new.unlink()
         raise
+
+
+def behind_links(path: Path) -> Path:
+    """Return the file that a name leads to: a link only where it is what this process has open.
+
+    Linux shows that as links, such as `/proc/self/fd/3`, to files that may have other names by now.
+
+    Raises:
+        OSError: its links lead in a circle.
+    """
+    for _step in range(_MOST_LINKS):
+        path = Path(os.path.realpath(path.parent)) / path.name
+        if not path.is_symlink() or path.parent in _own_descriptors():
+            return path
+        path = path.parent / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def _own_descriptors() -> tuple[Path, ...]:
+    """Return the folders in which Linux lists what this process has open."""
+    return tuple(Path(os.path.realpath(f"/proc/{who}/fd")) for who in ("self", "thread-self"))
 
 
 @contextmanager

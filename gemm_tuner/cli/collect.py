@@ -9,6 +9,7 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_line, print_table
+from gemm_tuner.cli.places import cannot_be_written, check_place
 from gemm_tuner.cli.script import Arguments, Script, check_script, load_pytorch, run_script
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
@@ -33,6 +34,8 @@ def collect(
 ) -> int:
     """Print which products the models of a script compute, with their share of the time."""
     check_script(script, "collect")
+    if out is not None:
+        check_place(out)
     with aborting():
         load_pytorch()
     from gemm_tuner.torch.collecting import Recording  # noqa: PLC0415 - loads PyTorch
@@ -54,7 +57,10 @@ def collect(
         )
     _print(collected)
     if out is not None:
-        count = collected.write_layers(out, dtype=dtype)
+        try:
+            count = collected.write_layers(out, dtype=dtype)
+        except OSError as error:
+            raise cannot_be_written(out, error.strerror or str(error)) from error
         told = f"; tune them with: gemm-tuner sweep --shapes {out} --dtype {dtype} --regime both"
         print_line(f"{out} holds {counted(count, 'product')} of {dtype}{told if count else ''}.")
     return code

@@ -10,7 +10,7 @@ from typing import Self
 import typer
 
 _STANDARD_ERROR = 2
-_NOTICE = b"Stopping after the trial in flight; press Ctrl-C again to abort it.\n"
+_NOTICE = b"Stopping after the trial in flight, if any; press Ctrl-C again to abort.\n"
 
 
 @contextmanager

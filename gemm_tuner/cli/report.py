@@ -13,12 +13,13 @@ from sqlalchemy import make_url
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_json, print_line
+from gemm_tuner.cli.places import cannot_be_written, check_place
 from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text, counted
-from gemm_tuner.errors import GemmTunerError, InvalidSetting
+from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.files import written_whole
 from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version
@@ -59,7 +60,7 @@ def report(
             with written_whole(out) as file:
                 file.write(content)
         except OSError as error:
-            raise _cannot_be_written(out, error.strerror or str(error)) from error
+            raise cannot_be_written(out, error.strerror or str(error)) from error
     if as_json:
         print_json(
             {
@@ -75,22 +76,13 @@ def report(
 
 def _check_place(out: Path, urls: Sequence[str]) -> None:
     """Say at once that a page cannot be written, not after a long time of reading."""
-    if out.is_dir():
-        raise _cannot_be_written(out, "it is a folder")
-    if not out.parent.is_dir():
-        raise _cannot_be_written(out, f"there is no folder {out.parent}")
-    if not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise _cannot_be_written(out, "permission denied")
+    check_place(out)
     files = [file for url in urls if (file := database_file(url)) is not None]
     of_sqlite = [Path(f"{file}{end}") for file in files for end in ("", "-wal", "-shm", "-journal")]
     # Also where SQLite has none of them now: it would find a page in the place of its own.
     linked = out.exists() and any(file.exists() and out.samefile(file) for file in of_sqlite)
-    if linked or out.resolve() in [file.resolve() for file in of_sqlite]:
-        raise _cannot_be_written(out, "it is a file of the database")
-
-
-def _cannot_be_written(out: Path, why: str) -> InvalidSetting:
-    return InvalidSetting(f"file {out} cannot be written: {why}; give another one by --out.")
+    if linked or os.path.realpath(out) in map(os.path.realpath, of_sqlite):
+        raise cannot_be_written(out, "it is a file of the database")
 
 
 def _read(url: str) -> "Contents":

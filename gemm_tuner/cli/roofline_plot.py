@@ -12,6 +12,7 @@ from pathlib import Path
 from gemm_tuner.cli.bench_report import BenchRow
 from gemm_tuner.domain.units import context_text
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.files import written_whole
 
 KERNEL = "kernel"
 
@@ -81,10 +82,11 @@ def write_plot(path: Path, rows: Sequence[BenchRow]) -> None:
         InvalidSetting: the file cannot be written.
     """
     try:
-        path.write_text(draw([_line_of(row) for row in rows]), encoding="utf-8")
+        with written_whole(path) as file:
+            file.write(draw([_line_of(row) for row in rows]).encode())
     except OSError as error:
         raise InvalidSetting(
-            f"file {path} cannot be written: {error}; give another one."
+            f"file {path} cannot be written: {error.strerror or error}; give another one."
         ) from error
 
 

@@ -90,13 +90,20 @@ def check_tuning(tune: object, budget_s: object) -> float:
     if not isinstance(tune, str) or tune not in get_args(Tune):
         known = ", ".join(get_args(Tune))
         raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {known}.")
-    try:
-        seconds = float(budget_s) if isinstance(budget_s, Real) else nan
-    except OverflowError:
-        seconds = inf
+    seconds = seconds_of(budget_s)
     if not 0 < seconds < inf:
         raise InvalidSetting(f"budget_s = {budget_s!r} cannot be used; give a positive time.")
     return seconds
+
+
+def seconds_of(time: object) -> float:
+    """Return a time in seconds, as a float; NaN of what is no number."""
+    if isinstance(time, bool) or not isinstance(time, Real):
+        return nan
+    try:
+        return float(time)
+    except OverflowError:
+        return -inf if time < 0 else inf
 
 
 def tune_or_tell(

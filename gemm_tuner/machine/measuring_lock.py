@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import math
 import os
 import re
 import time
@@ -21,6 +22,7 @@ _LOOK_EVERY_S = 0.5
 _TELL_EVERY_S = 60.0
 
 _holds_lock = ContextVar("holds_lock", default=False)
+_waits_until_s = ContextVar("waits_until_s", default=math.inf)  # by time.monotonic()
 
 
 @contextmanager
@@ -34,7 +36,7 @@ def measuring(
     open it again in the same thread.
 
     Raises:
-        PreparationStopped: it `is_stopped` while another measures.
+        PreparationStopped: it `is_stopped` while another measures, or has waited long enough.
         StoreFailed: the file of the lock cannot be made or locked.
     """
     if _holds_lock.get():
@@ -54,12 +56,22 @@ def _wait_for(
 ) -> None:
     told_s = -_TELL_EVERY_S
     while not lock.acquire():
-        if is_stopped():
+        if is_stopped() or time.monotonic() >= _waits_until_s.get():
             raise PreparationStopped(f"stopped while it was waiting for {lock.holder_text()}.")
         if time.monotonic() - told_s >= _TELL_EVERY_S:
             on_wait(f"waiting for {lock.holder_text()}")
             told_s = time.monotonic()
         time.sleep(_LOOK_EVERY_S)
+
+
+@contextmanager
+def waiting_at_most(seconds: float) -> Iterator[None]:
+    """Let this thread wait for others that measure until so many seconds from now, if at all."""
+    before = _waits_until_s.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _waits_until_s.reset(before)
 
 
 @contextmanager
@@ -113,7 +125,8 @@ class MeasuringLock:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self._path, flags, 0o600)
         except OSError as error:
-            what = "remove what is there" if self._path.exists() else "make its folder writable"
+            is_there = os.path.lexists(self._path)
+            what = "remove what is there" if is_there else "make its folder writable"
             raise StoreFailed(
                 f"{self._path} cannot be made ({error.strerror}): without it, two processes would "
                 f"measure at once; {what}."

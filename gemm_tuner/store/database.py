@@ -22,6 +22,8 @@ _ENGINES = {"sqlite": create_sqlite_engine, "postgresql": create_postgresql_engi
 _HOW_TO_WRITE_IT = "write it as sqlite:////folder/file.sqlite3 or postgresql://user@host/database"
 _CHECK_FILE = "check its folder's permissions"
 _MALFORMED = "malformed"  # as SQLite says it
+_FULL = ("disk I/O error", "disk is full")  # as SQLite says that, too
+_CHECK_DISK = "check its disk, which may be full"
 _CHECK_SERVER = "check that its server runs and lets you in"
 _NOT_SQLITE = "file is not a database"
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -75,7 +77,9 @@ def open_database(
 def _what_to_check(file: Path | None, error: Exception) -> str:
     if _MALFORMED in str(error):
         return "put a copy of it back, which a backup has"
-    return _CHECK_SERVER if file is None else _CHECK_FILE
+    if file is None:
+        return _CHECK_SERVER
+    return _CHECK_DISK if any(said in str(error) for said in _FULL) else _CHECK_FILE
 
 
 def _open_to_write(url: URL, *, may_create: bool) -> Engine:

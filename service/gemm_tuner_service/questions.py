@@ -6,6 +6,7 @@ from functools import lru_cache
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner_service.answers import Asked
 from gemm_tuner_service.cpus import Cpus
+from gemm_tuner_service.named_twice import members
 from gemm_tuner_service.schemas import ResolveRequest
 
 MAX_KNOWN = 8192
@@ -24,14 +25,14 @@ class Questions:
         """Return the question in a body.
 
         Raises:
-            ValueError: it is no JSON, or not of the schema.
+            ValueError: it is no JSON, or not of the schema, or gives a name twice.
             RecursionError: it is nested too deeply.
             InvalidInput: the problem, CPU or context is none.
         """
         return self._known(body) if len(body) <= MAX_KNOWN_BYTES else self._parse(body)
 
     def _parse(self, body: bytes) -> Asked:
-        question = ResolveRequest.model_validate(json.loads(body))
+        question = ResolveRequest.model_validate(json.loads(body, object_pairs_hook=members))
         return Asked.of(
             question.to_problem(), self._cpus.described(question.cpu), question.to_context()
         )

@@ -94,6 +94,7 @@ def test_an_out_that_cannot_be_used_is_told(dtype: Literal["int8"] | None) -> No
         ({"budget_s": 10**400}, InvalidSetting, "budget_s = 10{400} cannot be used"),
         ({"budget_s": 0}, InvalidSetting, "budget_s = 0 cannot be used"),
         ({"budget_s": "1"}, InvalidSetting, "budget_s = '1' cannot be used"),
+        ({"budget_s": True}, InvalidSetting, "budget_s = True cannot be used"),
         ({"budget_s": float("nan")}, InvalidSetting, "budget_s = nan cannot be used"),
         ({"threads": 0}, InvalidSetting, "threads = 0 is out of range"),
         ({"rows": ["9..1"]}, InvalidInput, "9..1 is an empty range"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gemm_tuner.cli import script as command
-from gemm_tuner.cli.main import run
+from gemm_tuner.cli.main import WRONG_USAGE, run
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -65,6 +65,23 @@ def test_the_layers_of_a_script_are_written(
     }
     assert run(["collect", _script(tmp_path, MODEL), "--out", str(out), "--dtype", "bf16"]) == 0
     assert out.read_text().count("2,5,8,bias") == 1
+
+
+def test_a_place_for_no_layers_is_refused_before_the_script_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = _script(tmp_path, "print('it runs')")
+
+    assert run(["collect", script, "--out", f"{tmp_path}/no/layers.csv"]) == WRONG_USAGE
+
+    told = capsys.readouterr()
+    assert f"{tmp_path}/no/layers.csv cannot be written: there is no folder" in told.err
+    assert not told.out
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["collect", _script(tmp_path, MODEL), "--out", "/dev/full"]) == WRONG_USAGE
+    assert "/dev/full cannot be written: No space left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

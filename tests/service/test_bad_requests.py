@@ -83,6 +83,20 @@ def test_a_bad_query_is_explained(
     assert detail in str(check_problem_document(answer, 422, name)["detail"])
 
 
+def test_a_name_that_is_given_twice_is_refused(client: httpx.Client) -> None:
+    cpu = json.dumps(WireCpu.of(CPU).model_dump(mode="json"))
+    question = f'{{"problem": "{PROBLEM.text}", "problem": "{PROBLEM.text}", "cpu": {cpu}}}'
+    inner = f'{{"problem": "{PROBLEM.text}", "cpu": {cpu[:-1]}, "vendor": "other"}}}}'
+    for answer, name in (
+        (client.get("/v1/kernels?m=16&m=17&n=16&k=16"), "m"),
+        (client.post("/v1/resolve", content=question, headers=JSON), "problem"),
+        (client.post("/v1/resolve?wait=1s", content=inner, headers=JSON), "vendor"),
+        (client.post("/v1/resolve:batch", content=inner, headers=JSON), "vendor"),
+    ):
+        document = check_problem_document(answer, 422, "invalid-request")
+        assert f"'{name}' is given more than once; give it once" in str(document["detail"])
+
+
 def test_a_missing_value_is_pointed_at(client: httpx.Client) -> None:
     document = check_problem_document(client.get("/v1/kernels?m=1&n=2"), 422, "invalid-request")
 

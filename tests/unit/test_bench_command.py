@@ -302,3 +302,11 @@ def test_plot_of_several_contexts_names_the_one_of_each_line() -> None:
 def test_plot_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="cannot be written"):
         write_plot(tmp_path / "missing" / "bench.svg", [_row(LAYER, onednn=100)])
+
+
+def test_plot_in_a_log_leaves_what_was_there(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    with log.open("ab") as opened:
+        write_plot(Path(f"/dev/fd/{opened.fileno()}"), [_row(LAYER, onednn=100)])
+    assert log.read_text().startswith("before\n<svg")

@@ -121,6 +121,7 @@ def test_a_missing_database_is_not_made(tmp_path: Path, url: str) -> None:
     [
         ("", "it is a folder"),
         ("no/page.html", "there is no folder"),
+        ("circle", "Too many levels of symbolic links"),
         ("records.sqlite3", "it is a file of the database"),
         ("records.sqlite3-wal", "it is a file of the database"),
         ("records.sqlite3-shm", "it is a file of the database"),
@@ -131,6 +132,7 @@ def test_a_place_for_no_page_is_refused_before_anything_is_read(
 ) -> None:
     database = tmp_path / "records.sqlite3"
     before = database.read_bytes()
+    (tmp_path / "circle").symlink_to("circle")
 
     assert run(["report", "--db", url, "--out", str(tmp_path / place)]) == WRONG_USAGE
 

@@ -84,3 +84,43 @@ def test_an_open_pipe_is_written_by_its_name() -> None:
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="directory"), written_whole(tmp_path):
         pass
+
+
+def test_an_open_file_is_written_from_where_it_stands(tmp_path: Path) -> None:
+    path, link = tmp_path / "log", tmp_path / "link"
+    with path.open("w+b", buffering=0) as log:
+        link.symlink_to(f"/proc/self/fd/{log.fileno()}")
+        log.write(b"first\n")
+        for name in (Path(f"/dev/fd/{log.fileno()}"), link):
+            with written_whole(name) as file:
+                file.write(b"records\n")
+        path.unlink()
+        with written_whole(link) as file:
+            file.write(b"more\n")
+        log.write(b"last\n")
+
+        assert os.pread(log.fileno(), 100, 0) == b"first\nrecords\nrecords\nmore\nlast\n"
+    assert list(tmp_path.iterdir()) == [link], "none takes the place of one that is removed"
+
+
+def test_what_was_there_stays_where_output_is_appended(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"before\n")
+    with path.open("ab") as log, written_whole(Path(f"/dev/fd/{log.fileno()}")) as file:
+        file.write(b"records\n")
+    assert path.read_bytes() == b"before\nrecords\n"
+
+
+def test_links_in_a_circle_are_refused_by_the_name_that_was_given(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for name in (loop, loop / "file"):
+        with pytest.raises(OSError, match=f"Too many levels .*{name}'"), written_whole(name):
+            pass
+    assert loop.is_symlink()
+
+
+def test_a_file_in_no_folder_is_refused_by_the_name_that_was_given(tmp_path: Path) -> None:
+    name = tmp_path / "none" / "file"
+    with pytest.raises(OSError, match=f"No such file .*{name}'"), written_whole(name):
+        pass

@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import StoreFailed
-from gemm_tuner.machine.measuring_lock import MeasuringLock, as_holder, measuring
+from gemm_tuner.errors import PreparationStopped, StoreFailed
+from gemm_tuner.machine.measuring_lock import (
+    MeasuringLock,
+    as_holder,
+    measuring,
+    waiting_at_most,
+)
 from gemm_tuner.tuning.tune import Tuned, tune
 
 
@@ -119,6 +124,24 @@ def test_a_file_system_without_locks_is_told_and_not_waited_for(
 def test_a_folder_in_place_of_the_file_is_to_be_removed(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed, match="remove what is there"):
         MeasuringLock(tmp_path).acquire()
+
+
+def test_a_link_in_place_of_the_file_is_to_be_removed(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.symlink_to("nothing")
+    with pytest.raises(StoreFailed, match="remove what is there"):
+        MeasuringLock(path).acquire()
+
+
+def test_a_thread_waits_no_longer_than_it_may() -> None:
+    other = MeasuringLock()
+    assert other.acquire()
+    waits = pytest.raises(PreparationStopped, match="waiting for another thread of this program")
+    with waits, waiting_at_most(0.0), measuring():
+        raise AssertionError("it measures beside the other")
+    other.release()
+    with waiting_at_most(0.0), measuring():
+        pass
 
 
 def test_tuning_waits_for_whoever_measures(

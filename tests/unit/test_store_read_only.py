@@ -111,6 +111,11 @@ def test_a_store_on_a_full_disk_is_read_and_later_as_it_is_then(store: Path) -> 
     reading.dispose()
 
 
+def test_a_disk_that_is_full_is_to_be_checked(store: Path) -> None:
+    with full_disk(), pytest.raises(StoreFailed, match=r"for writing: .*check its disk"):
+        open_database(f"sqlite:///{store}")
+
+
 def test_a_file_of_something_else_is_refused_also_there(tmp_path: Path) -> None:
     path = tmp_path / "places.sqlite3"
     with closing(sqlite3.connect(path)) as foreign:

@@ -66,8 +66,10 @@ def test_a_link_that_others_can_replace_is_refused(way: str, tmp_path: Path) -> 
 def test_links_that_lead_nowhere_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("missing/c")
+    (tmp_path / "circle").symlink_to("circle")
 
     check_owned(tmp_path / "a")
+    check_owned(tmp_path / "circle")
 
 
 def test_a_folder_where_only_owners_remove_is_accepted_but_not_for_a_database(

@@ -23,6 +23,7 @@ from gemm_tuner_service.job_schemas import (
 )
 from gemm_tuner_service.job_watch import JobWatch
 from gemm_tuner_service.lasting import Lasting, let_last
+from gemm_tuner_service.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES, describe
 
 STREAM_S = 300.0  # so long at most does a token that was revoked go on
@@ -33,7 +34,7 @@ _RETRY_MS = 2000  # until a browser asks again for a stream that ended
 _MAX_EVENT_ID_DIGITS = 18
 _EVENTS = "text/event-stream"
 
-router = APIRouter(tags=["jobs"], responses=RESPONSES)
+router = APIRouter(tags=["jobs"], responses=RESPONSES, dependencies=[NAMES_ONCE])
 
 JobId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="the id of a job, in hex")]
 IdempotencyKey = Annotated[

@@ -9,10 +9,11 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner_service.answers import Asked
 from gemm_tuner_service.caching import tagged
 from gemm_tuner_service.dependencies import Service
+from gemm_tuner_service.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.schemas import KernelQuery, Resolution
 
-router = APIRouter(tags=["kernels"], responses=RESPONSES)
+router = APIRouter(tags=["kernels"], responses=RESPONSES, dependencies=[NAMES_ONCE])
 
 
 @router.get("/v1/kernels", response_model=Resolution, responses={304: {"description": "Unchanged"}})

@@ -15,12 +15,15 @@ from gemm_tuner_service.callers import Caller
 from gemm_tuner_service.dependencies import Asking, RunningService, Service
 from gemm_tuner_service.job_schemas import PendingResolution, Tuning, url_of
 from gemm_tuner_service.lean_route import LeanResolveRoute
+from gemm_tuner_service.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.schemas import Resolution, ResolveRequest
 
 LONGEST_WAIT_S = 120
 
-router = APIRouter(tags=["kernels"], route_class=LeanResolveRoute, responses=RESPONSES)
+router = APIRouter(
+    tags=["kernels"], route_class=LeanResolveRoute, responses=RESPONSES, dependencies=[NAMES_ONCE]
+)
 
 Wait = Annotated[
     str | None,

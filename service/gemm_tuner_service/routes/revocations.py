@@ -11,10 +11,11 @@ from gemm_tuner.trust.revocations import SignedRevocations, sign_revocations
 from gemm_tuner_service.answers import Answer
 from gemm_tuner_service.caching import tagged
 from gemm_tuner_service.dependencies import Asking, Service
+from gemm_tuner_service.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.schemas import Reason, RevocationRequest
 
-router = APIRouter(tags=["service"], responses=RESPONSES)
+router = APIRouter(tags=["service"], responses=RESPONSES, dependencies=[NAMES_ONCE])
 
 Subject = Annotated[
     str,
