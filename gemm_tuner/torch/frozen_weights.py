@@ -86,11 +86,17 @@ class PlainGraph:
         for node in graph.nodes:
             node.meta = {}
         self._module = GraphModule(module, graph)
-        self._weights: list[TensorWeakRef | None] = []
+        self._weights: list[list[TensorWeakRef | None]] = []
 
-    def leave_out(self, weights: Sequence[Any]) -> None:
-        """Let calls come without those of the weights that are not None."""
-        self._weights = [None if one is None else TensorWeakRef(one) for one in weights]
+    def leave_out(self, weights: Sequence[Any], owners: Sequence[int]) -> None:
+        """Let calls come without those of the weights that are not None.
+
+        `owners` has a number for each: several of one are the parts of a tensor's subclass.
+        """
+        parts: dict[int, list[TensorWeakRef | None]] = {}
+        for one, owner in zip(weights, owners, strict=True):
+            parts.setdefault(owner, []).append(None if one is None else TensorWeakRef(one))
+        self._weights = list(parts.values())
 
     def __call__(self, args: list[Any]) -> Any:  # noqa: ANN401 - what the graph returns
         """Compute with the weights as they are.
@@ -98,17 +104,30 @@ class PlainGraph:
         Raises:
             RuntimeError: one is gone.
         """
-        given = list(args)
+        given: list[Any] = []
+        rest = iter(args)
+        for parts in self._weights:
+            if None not in parts:
+                next(rest)  # of a weight that is left out as a whole, there is None
+                given.extend(map(_live, parts))
+            else:
+                given.extend(
+                    one if part is None else _live(part)
+                    for part, one in zip(parts, rest, strict=False)
+                )
+        given.extend(rest)
         args.clear()
-        for place, weight in enumerate(self._weights):
-            if weight is not None:
-                given[place] = weight()
-                if given[place] is None:
-                    raise RuntimeError(
-                        "gemm-tuner: weights of a compiled model have changed, and others are "
-                        "gone; call torch._dynamo.reset()."
-                    )
         return self._module(*given)
+
+
+def _live(weight: Any) -> Any:  # noqa: ANN401 - what refers to a tensor, a tensor
+    found = weight()
+    if found is None:
+        raise RuntimeError(
+            "gemm-tuner: weights of a compiled model have changed, and others are gone; call "
+            "torch._dynamo.reset()."
+        )
+    return found
 
 
 def _addresses(tensors: Collection[Any]) -> "ctypes.Array[ctypes.c_void_p]":
@@ -167,12 +186,15 @@ def follow_frozen_weights(is_on: Callable[[], bool]) -> None:
         weights = _named(frozen, keywords.get("dynamo_model"))
         if not weights:
             return compiled
-        plain.leave_out(frozen)
+        plain.leave_out(frozen, context.params_unwrapped_to_flat_index or ())
         return FrozenWeights(weights).checked(compiled, plain)
 
     def replace_params_with_constants(graph: Any, weights: list[Any], facts: Any) -> Any:  # noqa: ANN401 - of PyTorch
-        if V.aot_compilation or not is_on():
+        context = torch._guards.TracingContext.try_get()  # noqa: SLF001 - as above
+        if context is None or V.aot_compilation or not is_on():
             return make_constants(graph, weights, facts)
+        # Freezing has no call for a part of a tensor's subclass by itself.
+        whole = {id(one) for one in context.params_flat or ()}
         note_varying(
             one
             for one, fact in zip(weights, facts.input_info, strict=False)
@@ -181,7 +203,7 @@ def follow_frozen_weights(is_on: Callable[[], bool]) -> None:
         written = SimpleNamespace(mutation_type=MutationType.MUTATED_IN_GRAPH)
         inputs = list(facts.input_info)
         for place, one in enumerate(weights):
-            if one in _VARYING:
+            if id(one) in whole and one in _VARYING:
                 inputs[place] = written
         seen = SimpleNamespace(
             input_info=inputs,

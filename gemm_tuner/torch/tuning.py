@@ -1,7 +1,6 @@
 """The layers of a model are tuned by their share of its time, and judged inside the model."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.layers.sources import AnySource, Source, open_source, tune_or_tell
+from gemm_tuner.layers.sources import AnySource, Source, open_source, seconds_of, tune_or_tell
 from gemm_tuner.machine.measuring_lock import measuring
 from gemm_tuner.torch.calls import Call, calls_of, compiled_in
 from gemm_tuner.torch.gains import LayerGain, ModelGain
@@ -121,7 +120,7 @@ def tune_calls(
     """
     if not calls:
         raise InvalidSetting("there are no example inputs; give at least one.")
-    _check_budget(budget_s)
+    budget_s = _checked_budget(budget_s)
     hold_all_weights(model)
     for call in calls:
         call.copied()
@@ -150,13 +149,14 @@ def tune_calls(
             raise
 
 
-def _check_budget(budget_s: object) -> None:
-    is_number = isinstance(budget_s, int | float) and math.isfinite(budget_s)
-    if not is_number or not 0 <= budget_s <= _LONGEST_BUDGET_S:  # type: ignore[operator]  # is one
+def _checked_budget(budget_s: object) -> float:
+    seconds = seconds_of(budget_s)
+    if not 0 <= seconds <= _LONGEST_BUDGET_S:
         raise InvalidSetting(
             f"budget_s is {budget_s!r}; give seconds, at most those of a week, or 0 to tune "
             "nothing."
         )
+    return seconds
 
 
 def _warn_of_statistics(model: Any) -> None:  # noqa: ANN401 - a module

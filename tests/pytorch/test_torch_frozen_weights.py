@@ -178,7 +178,7 @@ def test_a_buffer_that_was_read_first_is_no_constant_again(
 
 def test_a_weight_that_is_gone_ends_the_call() -> None:
     plain = frozen_weights.PlainGraph(torch.fx.symbolic_trace(torch.nn.Identity()))
-    plain.leave_out([torch.ones(1)])
+    plain.leave_out([torch.ones(1)], [0])
     with pytest.raises(RuntimeError, match="others are gone"):
         plain([None])
 

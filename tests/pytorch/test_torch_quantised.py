@@ -318,11 +318,16 @@ def test_weights_of_bytes_alone_are_packed_with_their_scales(dtype: str, taken: 
         found = gt.debug(compiled, x, folder=None)
         assert found.wrong is None
         assert len(found.layers) == taken
+        [*_, last] = (one for one in model.modules() if isinstance(one, torch.nn.Linear))
+        last.weight.scale.mul_(2)  # a part of a weight; the others are found where they were
+        for _ in range(2):
+            check(compiled(x), model(x))
+            torch._dynamo.reset()
     short = "f32" if dtype == "float32" else "bf16"
     epilogues = ["bias+relu", "bias+add", "silu", "bias"]
     assert asked(source)[:4] == [f"{short}_s8_f32_{short} {one}" for one in epilogues]
     assert {one.w_layout for one in source.asked} == {"nk:gk"}
-    assert [one.is_taken for one in enabled.report] == [True, True, True, taken == 4]
+    assert [one.is_taken for one in enabled.report][:4] == [True, True, True, taken == 4]
 
 
 @pytest.mark.usefixtures("loops_by_operators")

@@ -314,7 +314,7 @@ def test_inputs_that_cannot_be_used_are_refused(inputs: object, told: str) -> No
         gt.tune_model(sample_model(), inputs, source=Kernels(), budget_s=0)
 
 
-@pytest.mark.parametrize("budget_s", ["3", None, float("nan"), float("inf"), 1e9])
+@pytest.mark.parametrize("budget_s", ["3", None, float("nan"), float("inf"), 1e9, True])
 def test_budgets_that_are_no_seconds_are_refused(budget_s: Any) -> None:  # noqa: ANN401
     with pytest.raises(InvalidSetting, match="budget_s is"):
         gt.tune_model(sample_model(), sample_x(), source=Kernels(), budget_s=budget_s)
