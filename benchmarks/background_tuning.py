@@ -32,8 +32,8 @@ from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.sql.database import open_database
 
 CALLED = Problem.parse("f32 64x256x256 nk none")
 WINDOW_S = 0.5

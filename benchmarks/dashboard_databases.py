@@ -31,14 +31,13 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.exchange import shipped_records
 from gemm_tuner.store.integrity import digest_of
-from gemm_tuner.store.job_rows import time_text
+from gemm_tuner.store.jobs.rows import time_text
 from gemm_tuner.store.problems import problem_id
-from gemm_tuner.store.ready import HeldArtifact
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import (
+from gemm_tuner.store.sql.database import open_database, writing
+from gemm_tuner.store.sql.tables import (
     Origin,
     artifacts,
     cpus,
@@ -49,7 +48,8 @@ from gemm_tuner.store.tables import (
     verdict_state,
     verdicts,
 )
-from gemm_tuner.store.wire import WireCpu, dump_record
+from gemm_tuner.store.verdicts.ready import HeldArtifact
+from gemm_tuner.store.wire.record import WireCpu, dump_record
 from gemm_tuner.trust.attestation import MeasuringKeys, Statement
 
 CPUS = 20

@@ -35,8 +35,8 @@ from service_load import (
 from sqlalchemy import func, select
 
 from gemm_tuner.domain.access import Scope
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.tables import cpus, trials, verdicts
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.sql.tables import cpus, trials, verdicts
 from gemm_tuner.store.tokens import Tokens
 
 ROWS = 1  # raised when what a row holds changes: databases are kept

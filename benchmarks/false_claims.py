@@ -39,8 +39,8 @@ from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.processors import read_processor_times, use_since
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 

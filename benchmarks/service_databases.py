@@ -20,17 +20,17 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Verdict
-from gemm_tuner.store.database import open_database, writing
-from gemm_tuner.store.deriving import layer_id, statement
 from gemm_tuner.store.exchange import shipped_records
-from gemm_tuner.store.figures import figure_columns, shape_columns
 from gemm_tuner.store.integrity import content_of
 from gemm_tuner.store.problems import problem_id
-from gemm_tuner.store.ready import HeldArtifact, sealed_answer
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import artifacts, problems, trials, verdict_state, verdicts
-from gemm_tuner.store.verdict_document import dump_verdict
-from gemm_tuner.store.wire import dump_record
+from gemm_tuner.store.sql.database import open_database, writing
+from gemm_tuner.store.sql.tables import artifacts, problems, trials, verdict_state, verdicts
+from gemm_tuner.store.verdicts.deriving import layer_id, statement
+from gemm_tuner.store.verdicts.figures import figure_columns, shape_columns
+from gemm_tuner.store.verdicts.ready import HeldArtifact, sealed_answer
+from gemm_tuner.store.wire.record import dump_record
+from gemm_tuner.store.wire.verdict import dump_verdict
 from gemm_tuner.trust.attestation import MeasuringKeys, Statement
 
 CPUS = 50

@@ -49,8 +49,8 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 ROWS = 5  # raised when what a row holds changes: databases are kept
 CONNECTIONS = 16

@@ -25,8 +25,8 @@ from gemm_tuner.cli.output import print_message
 from gemm_tuner.domain.units import duration_text
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 TYPES = ("f32", "bf16", "f32_s8", "f32_u8", "bf16_s8", "f32_s4", "f32_u4", "bf16_s4", "bf16_u4")
 GROUP = 128

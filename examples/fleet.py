@@ -37,8 +37,8 @@ from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.sql.database import open_database
 
 PROBLEM = Problem.parse("f32 4x16x16 nk bias+relu")
 FEWER = "avx2,fma"  # the features of the simulated CPU

@@ -12,9 +12,9 @@ from postgres import PostgresServer, find_programs, postgres_server
 from restricted import full_disk
 from sqlalchemy import URL, Engine, create_engine
 
-from gemm_tuner.store import database
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.sqlite import create_sqlite_engine
+from gemm_tuner.store.sql import database
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.sql.sqlite import create_sqlite_engine
 
 # Adds rows to the database of a URL.
 Filling = Callable[[str], None]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine
 
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.attestation import MeasuringKeys
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import Job, JobProgress, JobState
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.tokens import Tokens
 
 UNTUNED = "f32 8x64x32 nk none"

@@ -1,14 +1,10 @@
 """Alembic, as tests call it to make and to take back old schemas."""
 
-from pathlib import Path
-
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection
 
-from gemm_tuner.store import database
-
-MIGRATIONS = Path(database.__file__).parent / "migrations"
+from gemm_tuner.store.sql import database
 
 
 def upgrade(connection: Connection) -> None:
@@ -23,5 +19,5 @@ def downgrade(connection: Connection, revision: str) -> None:
 
 def _config(connection: Connection) -> Config:
     config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("script_location", str(database.MIGRATIONS))
     return config

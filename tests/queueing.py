@@ -7,7 +7,7 @@ from samples import CONTEXT, CPU, PROBLEM
 
 from gemm_tuner.domain.job import Job
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 LEASE_S = 60.0

@@ -13,7 +13,7 @@ from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.replay.recording import RecordedCandidate, RecordedRequest, Recording, Series
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.store.wire.record import WireCpu
 from gemm_tuner.strategies.features import FEATURES
 from gemm_tuner.strategies.ranker import Ranker, Tree
 

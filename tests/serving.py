@@ -16,8 +16,8 @@ from gemm_tuner_service.settings import Settings
 from gemm_tuner_service.tls import TlsFiles
 from samples import CPU, add_build, make_trial
 
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 # To read all authorities of the world, as httpx does for each client, takes 40 ms.
 NO_AUTHORITY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

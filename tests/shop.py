@@ -23,8 +23,8 @@ from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.measuring_lock import measuring
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
 WITHIN_S = 30.0

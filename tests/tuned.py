@@ -7,8 +7,8 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings

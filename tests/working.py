@@ -10,7 +10,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import Job
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.worker import Worker
 

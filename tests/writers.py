@@ -10,7 +10,7 @@ import sys
 sys.path.insert(0, sys.argv[2])
 from dataclasses import replace
 from samples import add_build, make_trial
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.repository import Repository
 
 repository = Repository(open_database(sys.argv[1]))

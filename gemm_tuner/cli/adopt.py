@@ -33,8 +33,8 @@ from gemm_tuner.errors import GemmTunerError, InvalidSetting, PreparationStopped
 from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.recorded import Records, parse_records, problems_of, records_at_hand
-from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.adopt import Adopted, Planned, expected_s, plan
 from gemm_tuner.tuning.adopt import adopt as adopt_problem
 from gemm_tuner.tuning.progress import Progress

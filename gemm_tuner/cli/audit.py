@@ -7,7 +7,7 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_table
 from gemm_tuner.store.audit import AuditLog
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 
 MAX_ENTRIES = 10_000
 

@@ -35,8 +35,8 @@ from gemm_tuner.errors import GemmTunerError, InvalidSetting, TrialFailed
 from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 _CHOICE = tuple(row.name for row in baseline_rows() if not row.is_last_resort)
 _PAIRS = 30

@@ -24,7 +24,7 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.models.measure import OnStep, Plan, measure_case
 from gemm_tuner.models.results import Results, standing
 from gemm_tuner.models.table import MODELS, PRECISIONS, WAYS
-from gemm_tuner.store.database import default_database_url, open_database
+from gemm_tuner.store.sql.database import default_database_url, open_database
 from gemm_tuner.tuning.progress import Progress
 
 _NUMBER = re.compile(r"0{0,9}[1-9][0-9]{0,8}")

@@ -14,8 +14,8 @@ from gemm_tuner.cli.output import print_json, print_line, print_message
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 
 def bundle(

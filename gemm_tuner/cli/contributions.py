@@ -10,7 +10,7 @@ from gemm_tuner.cli.output import print_json, print_line, print_table
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.store.contributions import Contributions
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 
 contributions = typer.Typer(
     help="Accept or drop what holders of tokens contributed", no_args_is_help=False

@@ -16,12 +16,12 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.select.same_model import nameable_with_fewer_features
-from gemm_tuner.store.checking import check_database
-from gemm_tuner.store.copying import CopyStep, DatabaseCopy
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.maintenance.checking import check_database
+from gemm_tuner.store.maintenance.copying import CopyStep, DatabaseCopy
+from gemm_tuner.store.maintenance.pruning import Pruning
 from gemm_tuner.store.mirror import mirror
-from gemm_tuner.store.pruning import Pruning
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 db = typer.Typer(help="Copy, check, derive, prune and mirror a database", no_args_is_help=False)
 

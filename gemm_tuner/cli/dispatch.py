@@ -14,8 +14,8 @@ from gemm_tuner.fleet.dispatcher import Dispatcher
 from gemm_tuner.fleet.engine import DaskEngine
 from gemm_tuner.fleet.library import load_distributed
 from gemm_tuner.fleet.scheduler import scheduler_of
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.sql.database import open_database
 
 _EVERY_S = 0.5
 _NOTICE = b"Stopping; jobs that run go on, and those that wait are kept.\n"

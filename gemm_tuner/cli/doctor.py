@@ -12,7 +12,7 @@ from gemm_tuner.doctor.examine import Surroundings, examine
 from gemm_tuner.domain.check import Check, Level
 from gemm_tuner.domain.units import counted
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import database_file, default_database_url
+from gemm_tuner.store.sql.database import database_file, default_database_url
 from gemm_tuner.tuning.progress import Progress
 
 _INTERRUPTED = 130

@@ -21,9 +21,9 @@ from gemm_tuner.fleet.dispatcher import Dispatcher
 from gemm_tuner.fleet.engine import DaskEngine
 from gemm_tuner.fleet.scheduler import Scheduler
 from gemm_tuner.fleet.spread import Question, Spread
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.job_views import JobViews
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.jobs.views import JobViews
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.progress import Progress
 
 _EVERY_S = 0.5

@@ -14,8 +14,8 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import context_text, counted, duration_text, time_text
 from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.sql.database import open_database
 
 jobs = typer.Typer(
     help="Ask workers to tune layers, and print what came out", no_args_is_help=False

@@ -16,8 +16,8 @@ from gemm_tuner.client.keys import KEYS_VARIABLE, KnownKeys, configured_keys, pa
 from gemm_tuner.client.transport import Address, Connections
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.errors import InvalidSetting, SignatureInvalid
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.trust.keys import default_key_path
 from gemm_tuner.trust.succession import present_key, rotate

@@ -12,8 +12,8 @@ from gemm_tuner.domain.units import context_text, counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.model_quality import TOP, RankedProblem, model_quality
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 model = typer.Typer(
     help="Check the model that ranks candidates, and record and train for it", no_args_is_help=False

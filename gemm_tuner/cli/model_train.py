@@ -10,8 +10,8 @@ from gemm_tuner.domain.units import counted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.replay.recording import read_recordings, recording_path
 from gemm_tuner.replay.training import examples_in, examples_of, train
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.strategies.ranker import own_ranker_path, write_ranker
 
 

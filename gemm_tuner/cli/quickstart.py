@@ -30,8 +30,8 @@ from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import ServiceUnreachable
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import default_database_url, open_database
 from gemm_tuner.trust.keys import KeyPair, default_key_path
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings

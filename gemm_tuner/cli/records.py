@@ -20,7 +20,6 @@ from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.files import open_plain, written_whole
 from gemm_tuner.store.audit import AuditLog
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.exchange import (
     ImportReport,
     export_records,
@@ -29,6 +28,7 @@ from gemm_tuner.store.exchange import (
     read_lines,
 )
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 _STANDARD = Path("-")  # output or input, as many programs write it
 

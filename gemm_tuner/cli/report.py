@@ -21,7 +21,7 @@ from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.files import written_whole
-from gemm_tuner.store.database import database_file, default_database_url, open_database
+from gemm_tuner.store.sql.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.select.price import price_of_fixed_order
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.payload import SignedArtifact, VerdictPayload
 
 

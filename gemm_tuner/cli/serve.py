@@ -33,13 +33,13 @@ from gemm_tuner.domain.quorum import MAX_QUORUM
 from gemm_tuner.errors import InvalidSetting, SandboxMissing, ToolchainMissing
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.sandbox.confine import needed_sandbox
-from gemm_tuner.store.database import (
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import (
     database_file,
     default_database_url,
     is_read_only,
     open_database,
 )
-from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.trust.keys import KeyPair, default_key_path
 from gemm_tuner.trust.local import default_socket_path

@@ -43,8 +43,8 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.cores import core_named, core_of
 from gemm_tuner.space.limits import check_covers
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.store.database import database_file, default_database_url, open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.prove import prove
 

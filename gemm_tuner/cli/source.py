@@ -22,8 +22,8 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.select.choose import choose
 from gemm_tuner.space.limits import check_covers
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,8 +42,8 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.price import price_of_fixed_order
 from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.cores import core_named
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.strategies.ranker import own_ranker_path, read_ranker
 from gemm_tuner.strategies.table import DEFAULT, LEARNED, STRATEGIES, Plan
 from gemm_tuner.tuning.estimate import estimate

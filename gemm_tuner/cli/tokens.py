@@ -12,7 +12,7 @@ from gemm_tuner.cli.output import print_json, print_line, print_message, print_t
 from gemm_tuner.domain.access import Scope, Token
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
 tokens = typer.Typer(

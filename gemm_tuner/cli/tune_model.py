@@ -19,7 +19,7 @@ from gemm_tuner.cli.script import (
 )
 from gemm_tuner.domain.units import counted, duration_text, time_text
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.store.database import default_database_url, open_database
+from gemm_tuner.store.sql.database import default_database_url, open_database
 
 if TYPE_CHECKING:
     from gemm_tuner.torch.calls import CalledModel, Capturing

@@ -17,8 +17,8 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.predicted import shortlisted
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.shortlist import SHORTLIST
 

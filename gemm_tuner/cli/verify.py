@@ -12,8 +12,8 @@ from gemm_tuner.domain.cpu import isa_text
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Trial
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.prove import prove
 
 

@@ -17,9 +17,9 @@ from gemm_tuner.fleet.scheduler import Scheduler
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.urgency import lower_urgency
 from gemm_tuner.sandbox.confine import needed_sandbox
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.tuning.worker import Worker
 

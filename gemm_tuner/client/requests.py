@@ -11,7 +11,7 @@ from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.store.wire.record import WireCpu
 
 MAX_BATCH = 1000
 

@@ -25,8 +25,8 @@ from gemm_tuner.machine.available_memory import available_memory_bytes
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.machine.system import SystemFiles
 from gemm_tuner.sandbox.confine import look_at_sandbox
-from gemm_tuner.store.database import database_file
-from gemm_tuner.store.examining import shown_url
+from gemm_tuner.store.maintenance.examining import shown_url
+from gemm_tuner.store.sql.database import database_file
 
 _CLOCK_SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 

@@ -10,8 +10,8 @@ from tempfile import TemporaryFile
 from gemm_tuner.domain.check import Check, Figure, Level
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.errors import InvalidSetting, StoreFailed
-from gemm_tuner.store.database import database_file
-from gemm_tuner.store.examining import Examination, examine_database
+from gemm_tuner.store.maintenance.examining import Examination, examine_database
+from gemm_tuner.store.sql.database import database_file
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.trust.key_id import key_id_of
 from gemm_tuner.trust.keys import KeyPair, default_key_path

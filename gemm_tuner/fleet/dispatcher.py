@@ -14,7 +14,7 @@ from gemm_tuner.errors import StoreFailed
 from gemm_tuner.fleet.engine import Engine, Placed
 from gemm_tuner.fleet.library import SchedulerUnreachable
 from gemm_tuner.fleet.task import run_job
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0

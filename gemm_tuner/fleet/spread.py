@@ -9,8 +9,8 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.spans import is_within
-from gemm_tuner.store.job_views import JobViews
-from gemm_tuner.store.jobs import Jobs, JobsFull
+from gemm_tuner.store.jobs.jobs import Jobs, JobsFull
+from gemm_tuner.store.jobs.views import JobViews
 
 _IN_FLIGHT = 200  # others ask for jobs too, and what was not asked for need not be cancelled
 _CANCEL_EVERY = timedelta(seconds=5)

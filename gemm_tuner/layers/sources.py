@@ -21,8 +21,8 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.choose import choose
 from gemm_tuner.select.shared_weights import could_be_served, share
-from gemm_tuner.store.database import default_database_url, open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import default_database_url, open_database
 from gemm_tuner.tuning.stored import kernel_or_none
 from gemm_tuner.tuning.tune import tune, tune_layer
 

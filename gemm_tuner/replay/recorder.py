@@ -32,7 +32,7 @@ from gemm_tuner.replay.standing import recipes_digest
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import predict_cycles
-from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.store.wire.record import WireCpu
 from gemm_tuner.strategies.strategy import BATCH
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.host import start_host

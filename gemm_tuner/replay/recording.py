@@ -24,9 +24,9 @@ from gemm_tuner.errors import InvalidRecord, InvalidSetting, StoreFailed
 from gemm_tuner.files import read_bounded
 from gemm_tuner.resources import tuning_db_dir
 from gemm_tuner.space.catalog import family_named
-from gemm_tuner.store.wire import MAX_DETAIL, WireCpu
-from gemm_tuner.store.wire_measurement import MAX_SAMPLES
-from gemm_tuner.store.wire_model import Line
+from gemm_tuner.store.wire.measurement import MAX_SAMPLES
+from gemm_tuner.store.wire.members import Line
+from gemm_tuner.store.wire.record import MAX_DETAIL, WireCpu
 from gemm_tuner.strict_model import StrictModel
 
 _MAX_FILE_BYTES = 1 << 28

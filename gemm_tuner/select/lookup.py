@@ -9,7 +9,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.verdicts import Known, KnownVerdict
+from gemm_tuner.store.verdicts.verdicts import Known, KnownVerdict
 
 
 class TrialsNeeded(Exception):

@@ -8,7 +8,7 @@ from gemm_tuner.errors import InvalidCandidate
 from gemm_tuner.select.lookup import Lookup, Question
 from gemm_tuner.space.cores import core_of
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
+from gemm_tuner.store.sql.tables import Origin
 
 
 def predicted(question: Question) -> Lookup:

@@ -20,8 +20,8 @@ from gemm_tuner.space.limits import check_covers, is_possible
 from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.store.exchange import shipped_lines
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
-from gemm_tuner.store.wire import parse_record
+from gemm_tuner.store.sql.tables import Origin
+from gemm_tuner.store.wire.record import parse_record
 
 MOST_WINNERS = 3
 _MOST_LOOKED_AT = 50

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection, insert, select
 
 from gemm_tuner.domain.access import AuditEntry
-from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import audit
+from gemm_tuner.store.sql.statements import Statements
+from gemm_tuner.store.sql.tables import audit
 
 _MAX_CHARACTERS = 400
 

@@ -8,13 +8,13 @@ from sqlalchemy import select, update
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.integrity import attestation_of, check_digest, check_named_source, decompress
 from gemm_tuner.store.reading import describes, who_attests
 from gemm_tuner.store.revocations import revoked_among
-from gemm_tuner.store.statements import Statements, insert_new, insert_or_replace
-from gemm_tuner.store.tables import artifacts, sources
-from gemm_tuner.store.wire import WireArtifact
+from gemm_tuner.store.sql.statements import Statements, insert_new, insert_or_replace
+from gemm_tuner.store.sql.tables import artifacts, sources
+from gemm_tuner.store.verdicts.deriving import Deriving
+from gemm_tuner.store.wire.record import WireArtifact
 from gemm_tuner.trust.attestation import Attestation, Statement
 
 

@@ -19,10 +19,10 @@ from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import ContributionsFull, DigestMismatch
 from gemm_tuner.store.audit import AuditLog, append_audit
 from gemm_tuner.store.integrity import check_types, decompress
-from gemm_tuner.store.statements import Statements, insert_new
-from gemm_tuner.store.tables import contributions
+from gemm_tuner.store.sql.statements import Statements, insert_new
+from gemm_tuner.store.sql.tables import contributions
 from gemm_tuner.store.trials import IMPORTED_AT_ONCE, Trials
-from gemm_tuner.store.wire import dump_record, parse_record
+from gemm_tuner.store.wire.record import dump_record, parse_record
 
 MAX_BYTES_OF_OWNER = 2**28  # compressed
 

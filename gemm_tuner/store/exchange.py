@@ -10,7 +10,7 @@ from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.resources import tuning_db_dir
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.wire import dump_record, parse_record
+from gemm_tuner.store.wire.record import dump_record, parse_record
 
 PAGE = 500
 MAX_LINE_BYTES = 2**23

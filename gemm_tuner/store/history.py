@@ -12,9 +12,9 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.store.problems import read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, why_not_believed
-from gemm_tuner.store.scan import count_rows, read_chunks, snapshot
-from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import Origin, problems, sweep_ends, trials
+from gemm_tuner.store.sql.scan import count_rows, read_chunks, snapshot
+from gemm_tuner.store.sql.statements import Statements
+from gemm_tuner.store.sql.tables import Origin, problems, sweep_ends, trials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,13 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.store.deriving import layer_id
-from gemm_tuner.store.figures import Standing, ratio_of
 from gemm_tuner.store.integrity import check_types
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, usable_keys
-from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import Origin, cpus, problems, trials, verdicts
+from gemm_tuner.store.sql.statements import Statements
+from gemm_tuner.store.sql.tables import Origin, cpus, problems, trials, verdicts
+from gemm_tuner.store.verdicts.deriving import layer_id
+from gemm_tuner.store.verdicts.figures import Standing, ratio_of
 
 MAX_PLACES = 200  # of one problem: CPUs, threads and regimes
 MAX_CURVE_SIDE = 20  # other m that are smaller, and that are greater

@@ -7,8 +7,8 @@ from sqlalchemy import ColumnElement, Connection, and_, select
 from gemm_tuner.domain.canonical import canonical_json, identity
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.store.integrity import check_document
-from gemm_tuner.store.statements import Statements, insert_new
-from gemm_tuner.store.tables import problems
+from gemm_tuner.store.sql.statements import Statements, insert_new
+from gemm_tuner.store.sql.tables import problems
 
 
 class Problems(Statements):

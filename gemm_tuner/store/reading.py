@@ -13,8 +13,8 @@ from gemm_tuner.domain.record import Outcome, Trial
 from gemm_tuner.errors import InvalidCandidate, InvalidRecord, InvalidSetting, StoreFailed
 from gemm_tuner.store.integrity import attestation_of, check_document
 from gemm_tuner.store.problems import problem_id
-from gemm_tuner.store.tables import cpus, trials
-from gemm_tuner.store.wire import parse_record
+from gemm_tuner.store.sql.tables import cpus, trials
+from gemm_tuner.store.wire.record import parse_record
 from gemm_tuner.trust.attestation import Attestation, MeasuringKeys, Statement
 
 

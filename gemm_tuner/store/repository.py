@@ -5,8 +5,8 @@ from gemm_tuner.store.problems import Problems
 from gemm_tuner.store.revocations import RevocationLog
 from gemm_tuner.store.sweeps import Sweeps
 from gemm_tuner.store.trials import Trials
-from gemm_tuner.store.verdicts import Verdicts
-from gemm_tuner.store.withheld import WithheldKernels
+from gemm_tuner.store.verdicts.verdicts import Verdicts
+from gemm_tuner.store.verdicts.withheld import WithheldKernels
 
 
 class Repository(Verdicts, Trials, Problems, Builds, Sweeps, RevocationLog, WithheldKernels):

@@ -15,8 +15,8 @@ from gemm_tuner.domain.revocation import (
 )
 from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.store.audit import append_audit
-from gemm_tuner.store.statements import Statements, note_change
-from gemm_tuner.store.tables import revocations
+from gemm_tuner.store.sql.statements import Statements, note_change
+from gemm_tuner.store.sql.tables import revocations
 
 
 class RevocationLog(Statements):

@@ -5,10 +5,10 @@ from sqlalchemy import delete, select
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import SweepEnd
-from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.problems import insert_problem, problem_id
-from gemm_tuner.store.statements import Statements, insert_new
-from gemm_tuner.store.tables import sweep_ends
+from gemm_tuner.store.sql.statements import Statements, insert_new
+from gemm_tuner.store.sql.tables import sweep_ends
+from gemm_tuner.store.verdicts.deriving import Deriving
 
 
 class Sweeps(Statements):

@@ -11,10 +11,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Integer, Select, case, cast, func, literal, select
 
 from gemm_tuner.domain.context import ExecutionContext, Regime
-from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.reading import usable_keys
-from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import verdicts
+from gemm_tuner.store.sql.statements import Statements
+from gemm_tuner.store.sql.tables import verdicts
+from gemm_tuner.store.verdicts.figures import Standing
 
 MAX_GROUPS = 2000
 # The classes of m, and of the elements of w: the greatest of each but the last.

@@ -12,8 +12,8 @@ from gemm_tuner.domain.access import AuditEntry, Scope, Token, TokenSecret
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.audit import append_audit
 from gemm_tuner.store.integrity import as_row
-from gemm_tuner.store.statements import Statements, translated_errors
-from gemm_tuner.store.tables import tokens
+from gemm_tuner.store.sql.statements import Statements, translated_errors
+from gemm_tuner.store.sql.tables import tokens
 
 _ID_BYTES = 6
 

@@ -12,7 +12,6 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import AttestedTrial, Outcome, Stage, Trial
 from gemm_tuner.errors import InvalidRecord
-from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.integrity import check_document, digest_of
 from gemm_tuner.store.problems import insert_problem, problem_id
 from gemm_tuner.store.reading import (
@@ -24,9 +23,10 @@ from gemm_tuner.store.reading import (
     why_not_believed,
 )
 from gemm_tuner.store.revocations import append_revocation, revoked_among
-from gemm_tuner.store.statements import Statements, insert_new
-from gemm_tuner.store.tables import Origin, artifacts, cpus, trials
-from gemm_tuner.store.wire import WireCpu, dump_record
+from gemm_tuner.store.sql.statements import Statements, insert_new
+from gemm_tuner.store.sql.tables import Origin, artifacts, cpus, trials
+from gemm_tuner.store.verdicts.deriving import Deriving
+from gemm_tuner.store.wire.record import WireCpu, dump_record
 from gemm_tuner.trust.attestation import Attestation, Statement
 
 ASKED_AT_ONCE = 500  # of what one query names

@@ -7,8 +7,8 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.database import is_read_only
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import is_read_only
 
 LOOK_EVERY_S = 0.1  # on a server: that old may be what is taken for new
 

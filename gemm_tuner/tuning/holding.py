@@ -8,7 +8,7 @@ from typing import Self
 
 from gemm_tuner.domain.job import Job, JobProgress
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 
 LEASE_S = 60.0
 _EVERY_S = 1.0

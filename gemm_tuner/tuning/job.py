@@ -15,7 +15,7 @@ from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import PreparationStopped, TrialFailed
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.withheld import Withheld
+from gemm_tuner.store.verdicts.withheld import Withheld
 from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.holding import HeldJob
 from gemm_tuner.tuning.progress import Progress

@@ -16,8 +16,8 @@ from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.choose import choose
 from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.progress import Progress, ProgressLog, waiting
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.split_range import split_range as split_one_range

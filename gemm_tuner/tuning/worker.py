@@ -21,9 +21,9 @@ from gemm_tuner.errors import GemmTunerError, StoreFailed
 from gemm_tuner.machine.cpus import usable_cpus
 from gemm_tuner.machine.measuring_lock import MeasuringLock, as_holder
 from gemm_tuner.machine.processors import USUAL_LOAD_CORES
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.statements import may_pass
+from gemm_tuner.store.sql.statements import may_pass
 from gemm_tuner.tuning.holding import LEASE_S, HeldJob
 from gemm_tuner.tuning.job import Ending, JobRun
 from gemm_tuner.tuning.patience import idle_cores

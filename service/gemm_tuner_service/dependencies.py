@@ -8,10 +8,10 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.estimate import Estimator
 from gemm_tuner.store.contributions import Contributions
-from gemm_tuner.store.database import is_read_only, open_database
+from gemm_tuner.store.jobs.misses import Misses
 from gemm_tuner.store.listing import Listing
-from gemm_tuner.store.misses import Misses
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import is_read_only, open_database
 from gemm_tuner.store.tallies import Counting
 from gemm_tuner.store.tokens import Tokens
 from gemm_tuner.store.watching import ChangeWatch

@@ -19,7 +19,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.select.lookup import TrialsNeeded
-from gemm_tuner.store.asking import MAX_TOGETHER
+from gemm_tuner.store.verdicts.asking import MAX_TOGETHER
 from gemm_tuner_service.answers import Answer, Asked
 from gemm_tuner_service.resolver import Answered
 

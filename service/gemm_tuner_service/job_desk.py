@@ -13,8 +13,8 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import DEFAULT_BUDGET_S, Job, JobState
-from gemm_tuner.store.job_views import JobViews
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.jobs.views import JobViews
 from gemm_tuner_service.answers import Asked
 from gemm_tuner_service.callers import Caller
 from gemm_tuner_service.client_limits import TooManyRequests

@@ -16,7 +16,7 @@ from gemm_tuner.domain.job import (
     JobProgress,
     JobState,
 )
-from gemm_tuner.store.misses import MissCount
+from gemm_tuner.store.jobs.misses import MissCount
 from gemm_tuner_service.schemas import Integer, Resolution, ResolveRequest
 
 LEAST_BUDGET_S = 0.5

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from threading import Event, Lock, Thread
 
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.store.misses import Miss
+from gemm_tuner.store.jobs.misses import Miss
 from gemm_tuner_service.answers import Asked, Key
 
 WRITE_EVERY_S = 5.0

@@ -9,8 +9,8 @@ from threading import Lock
 from sqlalchemy import Engine
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.database import is_current
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import is_current
 
 KNOWN_S = 5.0
 

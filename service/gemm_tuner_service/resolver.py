@@ -17,9 +17,9 @@ from gemm_tuner.errors import InvalidInput
 from gemm_tuner.select.choose import match
 from gemm_tuner.select.lookup import Question
 from gemm_tuner.select.shared_weights import share
-from gemm_tuner.store.asking import Found, ReadyAnswer
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.statements import RowsDamaged
+from gemm_tuner.store.sql.statements import RowsDamaged
+from gemm_tuner.store.verdicts.asking import Found, ReadyAnswer
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner_service.answers import Answer, Answers, Asked, Key
 from gemm_tuner_service.problems import describe

@@ -11,7 +11,7 @@ from gemm_tuner.domain.revocation import MAX_REASON
 from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.store.contributions import Contribution, Kind
-from gemm_tuner.store.wire import WireRecord
+from gemm_tuner.store.wire.record import WireRecord
 from gemm_tuner.trust.signature import SignedVerdict
 from gemm_tuner.trust.succession import Succession
 from gemm_tuner_service.bounds import MAX_BATCH, MAX_FAULTS

@@ -17,8 +17,8 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.catalog import family_named
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 
 @pytest.fixture(autouse=True)

@@ -29,9 +29,9 @@ from gemm_tuner.select.recorded import Recorded, Records
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.wire import dump_record
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.wire.record import dump_record
 from gemm_tuner.tuning.adopt import adopt, plan
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.settings import SweepSettings

@@ -8,8 +8,8 @@ import pytest
 
 from gemm_tuner.cli.main import run
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 WRONG_USAGE = 2
 SOMETHING_IS_MISSING = 3

@@ -25,8 +25,8 @@ from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.libraries.finish import built_finish
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 
 def test_a_served_kernel_computes_the_layer(site: Site, build: Build, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gemm_tuner.client.transport import Address
 from gemm_tuner.domain.access import Scope, TokenSecret
 from gemm_tuner.errors import InvalidSetting, ServiceFailed
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
 TOKEN = TokenSecret.generate().text

@@ -29,8 +29,8 @@ from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.space.catalog import family_named
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.prove import prove
 

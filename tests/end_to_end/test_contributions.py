@@ -9,8 +9,8 @@ from samples import make_trial
 
 from gemm_tuner.cli.main import run
 from gemm_tuner.store.contributions import Contributions
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.wire import dump_record
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.wire.record import dump_record
 
 
 @pytest.fixture(autouse=True)

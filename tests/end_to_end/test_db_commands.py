@@ -9,9 +9,9 @@ from samples import add_build, make_artifact, make_trial
 from sqlalchemy import delete, select, update
 
 from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, WRONG_USAGE, run
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import artifacts, verdicts
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.sql.tables import artifacts, verdicts
 
 
 @pytest.fixture

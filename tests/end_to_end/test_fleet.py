@@ -23,9 +23,9 @@ from gemm_tuner.domain.cpu import Cpu, parse_isa
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 pytestmark = [

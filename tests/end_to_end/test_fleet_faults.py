@@ -29,11 +29,11 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.job_views import JobViews
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.jobs.views import JobViews
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.wire.record import WireCpu
 from gemm_tuner.tuning.result import last_final
 
 pytestmark = [

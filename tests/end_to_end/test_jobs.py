@@ -12,9 +12,9 @@ from sqlalchemy import update
 from gemm_tuner.cli.main import ANSWER_IS_NO, SOMETHING_IS_MISSING, WRONG_USAGE, run
 from gemm_tuner.domain.job import JobProgress, JobState
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
-from gemm_tuner.store.tables import jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.sql.tables import jobs
 
 SUBMIT = ["jobs", "submit", "8", "32", "16", "--epilogue", "bias+relu"]
 

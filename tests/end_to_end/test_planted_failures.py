@@ -20,8 +20,8 @@ from gemm_tuner.domain.verdict import decide
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.strategies.local_search import LocalSearch
 from gemm_tuner.tuning.attempt import Render
 from gemm_tuner.tuning.result import SweepResult

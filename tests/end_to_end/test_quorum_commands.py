@@ -13,8 +13,8 @@ from gemm_tuner.cli.main import ANSWER_IS_NO, WRONG_USAGE, run
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 SIZES = ["8", "32", "16", "--epilogue", "bias+relu"]

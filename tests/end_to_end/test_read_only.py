@@ -11,7 +11,7 @@ from restricted import obeying_permissions
 from served import PROBLEM, Site
 
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.store.wire.record import WireCpu
 
 GEMM_TUNER = [sys.executable, "-m", "gemm_tuner"]
 LAYER = ["8", "32", "16", "--epilogue", "bias+relu"]

@@ -10,8 +10,8 @@ import pytest
 from served import PROBLEM, Site
 
 from gemm_tuner.cli.main import INTERRUPTED, run
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 
 def test_records_move_to_another_store(

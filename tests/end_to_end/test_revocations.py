@@ -24,7 +24,7 @@ from gemm_tuner.errors import SignatureInvalid
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.revocations import open_revocations, sign_revocations
 

@@ -20,9 +20,9 @@ from gemm_tuner.cli import worker_processes
 from gemm_tuner.cli.worker_processes import WorkerProcesses
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 # Lets workers believe what they time beside other tests, and get as much of a core as these.
 _CALM = """

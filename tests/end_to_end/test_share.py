@@ -26,8 +26,8 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.shared_weights import share
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult

@@ -27,9 +27,9 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.choose import choose
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.tuning.job import JobRun
 from gemm_tuner.tuning.range_search import Stopped

@@ -27,8 +27,8 @@ from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.machine.measuring_lock import MeasuringLock
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning import finished
 from gemm_tuner.tuning.progress import Progress
 

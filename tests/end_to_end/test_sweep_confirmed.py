@@ -22,8 +22,8 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning import patience, sampling
 from gemm_tuner.tuning.result import SweepResult
 

@@ -14,8 +14,8 @@ from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning import earlier
 from gemm_tuner.tuning.generator import generator_version
 

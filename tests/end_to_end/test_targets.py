@@ -24,8 +24,8 @@ from gemm_tuner.domain.verdict import Basis
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.choose import choose
 from gemm_tuner.space.cores import CORES, core_named
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.shortlist import SHORTLIST, Shortlist, predict

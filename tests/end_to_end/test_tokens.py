@@ -8,7 +8,7 @@ import pytest
 from gemm_tuner.cli.main import WRONG_USAGE, run
 from gemm_tuner.domain.access import AuditEntry, Scope
 from gemm_tuner.store.audit import AuditLog
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
 

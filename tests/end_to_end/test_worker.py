@@ -36,7 +36,7 @@ from gemm_tuner.errors import StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.select.choose import choose
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts
 from gemm_tuner.tuning.holding import HeldJob

@@ -22,9 +22,9 @@ from gemm_tuner.errors import StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 from gemm_tuner.select.choose import choose
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.job import Ending, JobRun
 
 
@@ -78,7 +78,7 @@ def restarted(server: PostgresServer) -> Iterator[Outage]:
 def outage(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Outage]:
-    monkeypatch.setattr("gemm_tuner.store.sqlite.BUSY_TIMEOUT_MS", 300)
+    monkeypatch.setattr("gemm_tuner.store.sql.sqlite.BUSY_TIMEOUT_MS", 300)
     ways: dict[str, Callable[[], AbstractContextManager[Outage]]] = {
         "locked": lambda: locked(f"sqlite:///{tmp_path}/store.sqlite3"),
         "full": full,

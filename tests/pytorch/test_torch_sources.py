@@ -10,8 +10,8 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")

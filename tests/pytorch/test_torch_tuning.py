@@ -17,8 +17,8 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.catalog import family_named
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")

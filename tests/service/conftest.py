@@ -14,8 +14,8 @@ from pages import count_always
 from serving import served, settings_of, tune
 from sqlalchemy import Engine
 
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from gemm_tuner_service.settings import Settings
 from samples import PROBLEM, add_build, make_trial
 from sqlalchemy import Engine, event, text
 
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.watching import ChangeWatch
 
 TODAY = datetime(2026, 11, 20, tzinfo=UTC).date()

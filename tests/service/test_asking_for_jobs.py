@@ -22,9 +22,9 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.estimate import Estimate
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.errors import NoKernelFamily, StoreFailed
-from gemm_tuner.store import jobs as module
-from gemm_tuner.store.job_views import JobViews
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs import jobs as module
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.jobs.views import JobViews
 from gemm_tuner.tuning.estimate import estimate_job
 
 NOBODY = "0" * 32

@@ -14,7 +14,7 @@ from serving import served
 from sqlalchemy import Engine
 from starlette.requests import Request
 
-from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.store.wire.record import WireCpu
 
 JSON = {"Content-Type": "application/json"}
 

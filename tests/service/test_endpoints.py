@@ -26,7 +26,7 @@ from gemm_tuner.resources import templates_dir
 from gemm_tuner.sandbox.confine import look_at_sandbox
 from gemm_tuner.store import mirror
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.wire import WireCpu, parse_record
+from gemm_tuner.store.wire.record import WireCpu, parse_record
 from gemm_tuner.trust.signature import SignedVerdict, open_verdict
 
 OPENAPI = Path(__file__).parents[2] / "docs" / "openapi.json"

@@ -27,10 +27,10 @@ from sqlalchemy import Engine, insert, update
 from writers import start_writer, written_binary
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.checking import check_database
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.maintenance.checking import check_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import artifacts, sources
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.sql.tables import artifacts, sources
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.payload import VerdictPayload
 

@@ -23,7 +23,7 @@ from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidProblem, StoreFailed
 from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.statements import RowsDamaged
+from gemm_tuner.store.sql.statements import RowsDamaged
 from gemm_tuner.trust.keys import KeyPair
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)

@@ -8,7 +8,7 @@ import pytest
 from samples import CPU, PROBLEM
 from sqlalchemy import Engine, func, inspect, select, table
 
-from gemm_tuner.store.wire import WireCpu
+from gemm_tuner.store.wire.record import WireCpu
 
 PAYLOADS = {
     "sql": "'; DROP TABLE trials; --",

@@ -26,7 +26,7 @@ from sqlalchemy import Engine, literal, literal_column, update
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.tables import jobs as rows
+from gemm_tuner.store.sql.tables import jobs as rows
 
 SAMPLE = Job(
     id="a" * 32,

@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.misses import Miss, Misses
+from gemm_tuner.store.jobs.misses import Miss, Misses
 from gemm_tuner.store.repository import Repository
 
 

@@ -28,7 +28,7 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.access import TokenSecret
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import artifacts
+from gemm_tuner.store.sql.tables import artifacts
 
 LOGGED_WITHIN_S = 60.0
 

@@ -17,9 +17,9 @@ from serving import served
 from sqlalchemy import Engine, text
 
 from gemm_tuner.domain.access import Scope
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.misses import Miss, Misses
+from gemm_tuner.store.jobs.misses import Miss, Misses
 from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.tallies import Counting
 
 KEY = problem_id(PROBLEM)

@@ -8,9 +8,9 @@ from job_site import JobSite
 from pages import read_page
 from samples import CPU, PROBLEM, make_trial, make_trial_of
 
-from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.verdicts.figures import Standing
 
 pytestmark = pytest.mark.usefixtures("patient")
 

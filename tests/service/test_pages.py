@@ -17,7 +17,7 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.misses import Miss, Misses
+from gemm_tuner.store.jobs.misses import Miss, Misses
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.repository import Repository
 

@@ -29,7 +29,7 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.rows import Rows
-from gemm_tuner.store.misses import Miss, Misses
+from gemm_tuner.store.jobs.misses import Miss, Misses
 from gemm_tuner.store.repository import Repository
 
 pytestmark = [

@@ -23,9 +23,9 @@ from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.contributions import Contributions
 from gemm_tuner.store.exchange import export_records
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
+from gemm_tuner.store.sql.tables import Origin
 from gemm_tuner.store.tokens import Tokens
-from gemm_tuner.store.wire import dump_record
+from gemm_tuner.store.wire.record import dump_record
 
 SECRET = Problem.parse("f32 77x96x112 nk relu")
 RANGE = Problem.parse("f32 64..128x96x112 nk relu")

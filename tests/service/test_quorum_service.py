@@ -14,7 +14,7 @@ from serving import served
 from sqlalchemy import Engine
 
 from gemm_tuner.domain.job import JobState
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.trust.attestation import MeasuringKeys

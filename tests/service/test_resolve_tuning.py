@@ -24,7 +24,7 @@ from sqlalchemy import Engine
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 
 WITHIN_S = 20.0

@@ -18,7 +18,7 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.revocation import Revocations
 from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import revocations as revocations_table
+from gemm_tuner.store.sql.tables import revocations as revocations_table
 from gemm_tuner.store.tokens import Tokens
 from gemm_tuner.trust.revocations import sign_revocations
 

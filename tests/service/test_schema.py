@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from serving import served, settings_of, tune
 
 from gemm_tuner.domain.access import Scope
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
 # For each of 24 operations, and asked on each of 2 databases: 2,400. The same ones come first.

@@ -13,7 +13,7 @@ from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidEpilogue, InvalidProblem
-from gemm_tuner.store.deriving import layer_id
+from gemm_tuner.store.verdicts.deriving import layer_id
 
 FULL = Problem.parse("attention f32 5x7x4 scale+add+causal")
 

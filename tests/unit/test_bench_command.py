@@ -17,7 +17,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Conditions
 from gemm_tuner.domain.verdict import Basis, Decision, Verdict
 from gemm_tuner.errors import BaselineMissing, InvalidSetting, TrialFailed
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 
 SHAPES = "name,m,n,k,epilogue\nfirst,1,2,3,none\nsecond,4,5,6,none\nthird,7,8,9,none\n"
 LAYER = Layer(name="first", problem=Problem.parse("f32 1x2x3 nk bias"))

@@ -9,8 +9,8 @@ from samples import PROBLEM, make_trial
 
 from gemm_tuner.cli import report
 from gemm_tuner.cli.main import ANSWER_IS_NO, INTERRUPTED, SOMETHING_IS_MISSING, WRONG_USAGE, run
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 
 @pytest.fixture

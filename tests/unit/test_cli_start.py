@@ -14,7 +14,7 @@ import typer
 from gemm_tuner.cli import output
 from gemm_tuner.cli.main import COMMANDS, PANELS, module_of
 from gemm_tuner.domain.units import time_text
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 
 # Each takes longer to load than `--help` may take in all.
 HEAVY = {
@@ -71,7 +71,7 @@ def test_a_question_to_the_database_loads_no_more_than_it_needs(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "model", ["gemm_tuner.store.wire.WireRecord", "gemm_tuner.trust.payload.VerdictPayload"]
+    "model", ["gemm_tuner.store.wire.record.WireRecord", "gemm_tuner.trust.payload.VerdictPayload"]
 )
 def test_no_model_is_built_before_it_is_used(model: str) -> None:
     module, _dot, name = model.rpartition(".")

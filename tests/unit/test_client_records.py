@@ -12,7 +12,7 @@ from gemm_tuner.client import records
 from gemm_tuner.client.records import lines_at
 from gemm_tuner.client.transport import Session
 from gemm_tuner.errors import InvalidSetting, ServiceFailed
-from gemm_tuner.store.wire import dump_record, parse_record
+from gemm_tuner.store.wire.record import dump_record, parse_record
 
 URL = "http://127.0.0.1:9"
 OURS = json.loads(dump_record(make_trial()))

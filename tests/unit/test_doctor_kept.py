@@ -17,9 +17,9 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.errors import BaselineMissing, InvalidSetting
 from gemm_tuner.libraries import onednn
 from gemm_tuner.space.catalog import CATALOG
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.examining import examine_database, shown_url
+from gemm_tuner.store.maintenance.examining import examine_database, shown_url
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys, Statement
 from gemm_tuner.trust.keys import KeyPair
 

@@ -29,8 +29,8 @@ from gemm_tuner.errors import (
     InvalidRecord,
     InvalidSetting,
 )
-from gemm_tuner.store.deriving import layer_id
 from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.verdicts.deriving import layer_id
 
 sizes = st.integers(min_value=0, max_value=5000)
 counts = st.integers(min_value=1, max_value=5000)

@@ -18,7 +18,7 @@ from gemm_tuner.errors import StoreFailed
 from gemm_tuner.fleet.dispatcher import Dispatcher
 from gemm_tuner.fleet.library import SchedulerUnreachable
 from gemm_tuner.fleet.task import run_job
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.jobs.jobs import Jobs
 
 NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 LEASE_S = 60.0

@@ -10,10 +10,10 @@ from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.fleet import spread as spread_module
 from gemm_tuner.fleet.spread import Question, Spread
-from gemm_tuner.store import jobs as store_jobs
-from gemm_tuner.store.job_views import JobViews
-from gemm_tuner.store.jobs import Jobs
-from gemm_tuner.store.tables import jobs as rows
+from gemm_tuner.store.jobs import jobs as store_jobs
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.jobs.views import JobViews
+from gemm_tuner.store.sql.tables import jobs as rows
 
 NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 BUDGET_S = 10.0

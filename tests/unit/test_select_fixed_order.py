@@ -15,8 +15,8 @@ from gemm_tuner.errors import InvalidRecord
 from gemm_tuner.select.choose import Match, choose
 from gemm_tuner.select.price import price_of_fixed_order
 from gemm_tuner.select.shared_weights import share
-from gemm_tuner.store.database import open_database, writing
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database, writing
 
 FIXED = replace(PROBLEM, reduction=Reduction.FIXED)
 NARROW = Candidate.parse("avx512_f32_1x16 mc128_nc768_kc768 jc_ic_jr_ir")

@@ -11,8 +11,8 @@ from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.select.model_quality import model_quality
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 PROBLEM = Problem.parse("f32 64x64x64 nk none")
 ORDER = shortlist(Space(problem=PROBLEM, cpu=CPU))

@@ -27,7 +27,7 @@ from gemm_tuner.select.recorded import (
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.wire import dump_record
+from gemm_tuner.store.wire.record import dump_record
 
 AVX512 = family_named("avx512_f32").isa
 AMX = family_named("amx_bf16").isa

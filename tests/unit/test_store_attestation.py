@@ -27,12 +27,12 @@ from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.select.choose import Match, choose
-from gemm_tuner.store.checking import check_database
-from gemm_tuner.store.database import open_database, writing
+from gemm_tuner.store.maintenance.checking import check_database
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
-from gemm_tuner.store.verdict_document import dump_verdict, load_verdict
-from gemm_tuner.store.wire import dump_record
+from gemm_tuner.store.sql.database import open_database, writing
+from gemm_tuner.store.sql.tables import Origin
+from gemm_tuner.store.wire.record import dump_record
+from gemm_tuner.store.wire.verdict import dump_verdict, load_verdict
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 ATTACKERS = b"\x7fELF of an attacker"

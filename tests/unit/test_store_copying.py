@@ -27,15 +27,15 @@ from writers import start_writer, written_binary
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.record import SweepEnd
 from gemm_tuner.store.audit import AuditLog
-from gemm_tuner.store.checking import check_database
-from gemm_tuner.store.copying import CopyReport, CopyStep, DatabaseCopy
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
-from gemm_tuner.store.misses import Miss, Misses
+from gemm_tuner.store.jobs.jobs import Jobs
+from gemm_tuner.store.jobs.misses import Miss, Misses
+from gemm_tuner.store.maintenance.checking import check_database
+from gemm_tuner.store.maintenance.copying import CopyReport, CopyStep, DatabaseCopy
+from gemm_tuner.store.maintenance.rows import stored_tables
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.revocations import RevocationLog
-from gemm_tuner.store.rows import stored_tables
-from gemm_tuner.store.tables import Origin, contributions, sources, trials
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.sql.tables import Origin, contributions, sources, trials
 from gemm_tuner.store.tokens import Tokens
 
 REVOKED = "ab" * 32
@@ -130,7 +130,7 @@ def test_a_second_copy_changes_nothing(full: Engine, empty: Engine) -> None:
 def test_a_copy_that_was_stopped_goes_on(
     full: Engine, empty: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemm_tuner.store.scan.ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("gemm_tuner.store.sql.scan.ROWS_AT_ONCE", 2)
 
     def stop(step: CopyStep) -> None:
         if step.table == "trials" and step.done >= 2:

@@ -17,13 +17,13 @@ from samples import make_trial
 from sqlalchemy import Connection, Engine, create_engine, inspect, text
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.database import is_current, open_database, writing
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import METADATA
+from gemm_tuner.store.sql.database import is_current, open_database, writing
+from gemm_tuner.store.sql.tables import METADATA
 
 _OPEN = """
 import sys
-from gemm_tuner.store.database import open_database
+from gemm_tuner.store.sql.database import open_database
 open_database(sys.argv[1]).dispose()
 print(*sys.modules)
 """
@@ -126,7 +126,7 @@ def test_a_new_database_loads_neither_alembic_nor_what_reads_trials(tmp_path: Pa
     command = [sys.executable, "-c", _OPEN, f"sqlite:///{tmp_path}/store.sqlite3"]
     modules = subprocess.run(command, capture_output=True, check=True).stdout.decode().split()
 
-    assert not {"alembic", "gemm_tuner.store.deriving"} & set(modules)
+    assert not {"alembic", "gemm_tuner.store.verdicts.deriving"} & set(modules)
 
 
 def test_who_is_stopped_while_it_creates_leaves_nothing(
@@ -137,7 +137,7 @@ def test_who_is_stopped_while_it_creates_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gemm_tuner.store.database.create_schema", stop)
+        patch.setattr("gemm_tuner.store.sql.database.create_schema", stop)
         with pytest.raises(KeyboardInterrupt):
             open_database(empty_url)
 
@@ -152,7 +152,7 @@ def test_who_finds_that_another_created_it_meanwhile_keeps_it(
         Repository(first).add_trial(make_trial())
         before = rows_of(first)
 
-    monkeypatch.setattr("gemm_tuner.store.database.is_current", lambda _engine: False)
+    monkeypatch.setattr("gemm_tuner.store.sql.database.is_current", lambda _engine: False)
 
     with opened(database_url) as second:
         assert rows_of(second) == before

@@ -4,22 +4,23 @@ from pathlib import Path
 
 import pytest
 from alembic.script import ScriptDirectory
-from migrating import MIGRATIONS, downgrade
+from migrating import downgrade
 from postgres import PostgresServer
 from samples import CONTEXT, CPU, PROBLEM
 from sqlalchemy import Engine, make_url
 
 from gemm_tuner.domain.record import SweepEnd
 from gemm_tuner.errors import InvalidSetting, StoreFailed
-from gemm_tuner.store.database import (
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import (
+    MIGRATIONS,
     default_database_url,
     is_current,
     newest_revision,
     open_database,
     writing,
 )
-from gemm_tuner.store.postgresql import create_postgresql_engine
-from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.postgresql import create_postgresql_engine
 
 
 def test_opening_creates_missing_folders_and_the_newest_schema(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_the_end_of_a_sweep_stays_when_formats_get_ends_of_their_own(empty_url: 
 def test_a_store_at_the_newest_schema_opens_while_another_writes(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemm_tuner.store.sqlite.BUSY_TIMEOUT_MS", 0)
+    monkeypatch.setattr("gemm_tuner.store.sql.sqlite.BUSY_TIMEOUT_MS", 0)
     first = open_database(database_url)
 
     with writing(first).begin():

@@ -29,8 +29,8 @@ from gemm_tuner.store.exchange import (
     read_lines,
 )
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
-from gemm_tuner.store.wire import MAX_DETAIL, dump_record, parse_record, record_schema
+from gemm_tuner.store.sql.tables import Origin
+from gemm_tuner.store.wire.record import MAX_DETAIL, dump_record, parse_record, record_schema
 
 SCHEMA_TEXT = json.dumps(record_schema(), indent=2) + "\n"
 
@@ -44,7 +44,8 @@ def test_the_committed_schema_is_that_of_the_code() -> None:
     committed = (tuning_db_dir() / "record.schema.json").read_text()
 
     assert committed == SCHEMA_TEXT, (
-        "write it anew: python -c 'import json; from gemm_tuner.store.wire import record_schema; "
+        "write it anew: python -c 'import json; "
+        "from gemm_tuner.store.wire.record import record_schema; "
         "print(json.dumps(record_schema(), indent=2))' > tuning_db/record.schema.json"
     )
 

@@ -25,8 +25,8 @@ from writers import start_writer, written_binary
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.select.choose import choose
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 
 def check_kept(url: str, confirmed: list[int]) -> None:

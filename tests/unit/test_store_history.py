@@ -11,7 +11,7 @@ from gemm_tuner.domain.record import SweepEnd
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.history import History
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
+from gemm_tuner.store.sql.tables import Origin
 
 OTHER = Problem.parse("f32 1x8x8 nk none")
 

@@ -15,9 +15,9 @@ from sqlalchemy import Engine, update
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.errors import GemmTunerError, InvalidProblem, InvalidSetting
-from gemm_tuner.store import jobs as store_jobs
-from gemm_tuner.store.jobs import Jobs, JobsFull
-from gemm_tuner.store.tables import jobs as rows
+from gemm_tuner.store.jobs import jobs as store_jobs
+from gemm_tuner.store.jobs.jobs import Jobs, JobsFull
+from gemm_tuner.store.sql.tables import jobs as rows
 
 
 @pytest.fixture
@@ -469,8 +469,8 @@ def test_threads_that_ask_the_same_get_one_job(jobs: Jobs) -> None:
 _CLAIMING = """
 import sys
 from datetime import UTC, datetime
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.jobs import Jobs
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.jobs.jobs import Jobs
 
 jobs = Jobs(open_database(sys.argv[1]))
 sys.stdin.readline()

@@ -6,8 +6,8 @@ from samples import CPU
 from sqlalchemy import Engine
 
 from gemm_tuner.domain.job import JobState
-from gemm_tuner.store import jobs as store_jobs
-from gemm_tuner.store.jobs import Jobs, JobsFull
+from gemm_tuner.store.jobs import jobs as store_jobs
+from gemm_tuner.store.jobs.jobs import Jobs, JobsFull
 
 DAY_S = 86_400.0
 

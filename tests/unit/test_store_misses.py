@@ -9,8 +9,8 @@ from sqlalchemy import Engine
 
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store import misses as store_misses
-from gemm_tuner.store.misses import Miss, MissCount, Misses
+from gemm_tuner.store.jobs import misses as store_misses
+from gemm_tuner.store.jobs.misses import Miss, MissCount, Misses
 from gemm_tuner.store.repository import Repository
 
 NOW = datetime(2026, 11, 23, tzinfo=UTC)

@@ -21,12 +21,12 @@ from sqlalchemy import Engine, select
 from gemm_tuner.domain.record import Conditions, Trial
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.listing import MAX_CURVE_SIDE, Cursor, Listed, Listing
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import verdicts
+from gemm_tuner.store.sql.tables import verdicts
 from gemm_tuner.store.tallies import Counting
+from gemm_tuner.store.verdicts.figures import Standing
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 KEY = problem_id(PROBLEM)

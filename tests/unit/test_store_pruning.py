@@ -17,9 +17,9 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.select.measured_range import measured_range
 from gemm_tuner.select.same_model import nameable_with_fewer_features
 from gemm_tuner.store.audit import AuditLog
-from gemm_tuner.store.pruning import Pruning, PruningReport
+from gemm_tuner.store.maintenance.pruning import Pruning, PruningReport
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import sources
+from gemm_tuner.store.sql.tables import sources
 
 NOW = datetime(2027, 11, 20, tzinfo=UTC)  # a year after the samples
 DAY = 24 * 60

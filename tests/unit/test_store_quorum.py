@@ -24,7 +24,7 @@ from gemm_tuner.domain.quorum import lacks_hosts
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.select.choose import Match, choose
-from gemm_tuner.store.withheld import Withheld
+from gemm_tuner.store.verdicts.withheld import Withheld
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 OTHER = b"\x7fELF of another candidate"

@@ -12,12 +12,12 @@ from restricted import full_disk, obeying_permissions
 from samples import add_build, make_artifact, make_trial
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.database import is_read_only, open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import is_read_only, open_database
 
 READ = """
 import sys
-from gemm_tuner.store.database import is_read_only, open_database
+from gemm_tuner.store.sql.database import is_read_only, open_database
 from gemm_tuner.store.repository import Repository
 
 engine = open_database(sys.argv[1], only_reads=True)

@@ -29,12 +29,12 @@ from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.record import Outcome, SweepEnd
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.select.choose import choose
-from gemm_tuner.store.asking import Found, ReadyAnswer
-from gemm_tuner.store.database import open_database
-from gemm_tuner.store.ready import FORM
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.statements import RowsDamaged
-from gemm_tuner.store.verdict_document import dump_verdict, load_verdict
+from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.store.sql.statements import RowsDamaged
+from gemm_tuner.store.verdicts.asking import Found, ReadyAnswer
+from gemm_tuner.store.verdicts.ready import FORM
+from gemm_tuner.store.wire.verdict import dump_verdict, load_verdict
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 BINARY = b"\x7fELF"

@@ -20,7 +20,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage, SweepEnd, Trial
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin, artifacts
+from gemm_tuner.store.sql.tables import Origin, artifacts
 
 
 def test_trials_come_back_whole_and_in_order(repository: Repository) -> None:

@@ -33,12 +33,12 @@ from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.select.choose import choose
-from gemm_tuner.store.asking import Asking, Found, ReadyAnswer
-from gemm_tuner.store.database import open_database, writing
-from gemm_tuner.store.deriving import Deriving
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.statements import RowsDamaged
-from gemm_tuner.store.verdicts import Known, StoredDocument
+from gemm_tuner.store.sql.database import open_database, writing
+from gemm_tuner.store.sql.statements import RowsDamaged
+from gemm_tuner.store.verdicts.asking import Asking, Found, ReadyAnswer
+from gemm_tuner.store.verdicts.deriving import Deriving
+from gemm_tuner.store.verdicts.verdicts import Known, StoredDocument
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 COLD = ExecutionContext(regime=Regime.COLD_WEIGHTS)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.store.database import database_file, open_database
+from gemm_tuner.store.sql.database import database_file, open_database
 from gemm_tuner.trust.ownership import check_owned
 
 

@@ -12,8 +12,8 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage, Trial
-from gemm_tuner.store.database import open_database
 from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.boundaries import Shape
 from gemm_tuner.tuning.formats import same_tile_in_format, timed_formats
 from gemm_tuner.tuning.generator import generator_version

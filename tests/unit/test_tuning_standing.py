@@ -28,7 +28,7 @@ from gemm_tuner.resources import templates_dir, tuning_db_dir
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.wire import dump_record, parse_record
+from gemm_tuner.store.wire.record import dump_record, parse_record
 from gemm_tuner.tuning import generator
 from gemm_tuner.tuning.earlier import earlier_trials, former_trials, relevant_trials
 from gemm_tuner.tuning.generator import generator_digest, generator_files, generator_version

@@ -21,7 +21,7 @@ from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.store.history import History, ProblemHistory, StoredTrial
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.store.tables import Origin
+from gemm_tuner.store.sql.tables import Origin
 
 # A time within this of the best is as good: less is noise.
 SETTLED_WITHIN = 1.02

@@ -7,8 +7,8 @@ from math import exp
 from typing import TypeVar
 
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.tallies import ROWS_UP_TO, WEIGHTS_UP_TO, ShapeTally, Step, Tallies, Tally
+from gemm_tuner.store.verdicts.figures import Standing
 from gemm_tuner_service.dashboard import drawings
 from gemm_tuner_service.dashboard.pictures import PICTURES, Picture
 

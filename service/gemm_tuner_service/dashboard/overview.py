@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import JobState
-from gemm_tuner.store.misses import MissCount
-from gemm_tuner.store.workers import Worker
+from gemm_tuner.store.jobs.misses import MissCount
+from gemm_tuner.store.jobs.workers import Worker
 from gemm_tuner_service.callers import Caller
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.job_schemas import JobView

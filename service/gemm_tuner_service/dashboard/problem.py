@@ -12,8 +12,8 @@ from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.units import context_text
 from gemm_tuner.errors import InvalidProblem
 from gemm_tuner.select.lookup import TrialsNeeded
-from gemm_tuner.store.figures import Standing
 from gemm_tuner.store.listing import Listed
+from gemm_tuner.store.verdicts.figures import Standing
 from gemm_tuner_service.answers import Asked
 from gemm_tuner_service.dashboard import drawings
 from gemm_tuner_service.dashboard.pictures import PICTURES, Picture

@@ -9,7 +9,7 @@ from fastapi import APIRouter, HTTPException, Path, Query, Request, Response
 
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.errors import InvalidRecord
-from gemm_tuner.store.wire import parse_record
+from gemm_tuner.store.wire.record import parse_record
 from gemm_tuner_service.bounds import MAX_BATCH, MAX_FAULTS, MAX_PAGE
 from gemm_tuner_service.dependencies import Asking, RequestWork, Service
 from gemm_tuner_service.problems import RESPONSES, Fault, InvalidLines

@@ -11,10 +11,10 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.context import ExecutionContext, Regime, check_threads
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.figures import Standing
-from gemm_tuner.store.job_queue import UNTAKEN
+from gemm_tuner.store.jobs.queue import UNTAKEN
 from gemm_tuner.store.listing import MAX_PLACES, Cursor
 from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.verdicts.figures import Standing
 from gemm_tuner_service.dashboard import counted, overview
 from gemm_tuner_service.dashboard import problem as of_problem
 from gemm_tuner_service.dashboard.render import render, style

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from gemm_tuner.store.wire import WireRecord
+from gemm_tuner.store.wire.record import WireRecord
 from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import RequestWork, Service
 from gemm_tuner_service.problems import RESPONSES

@@ -14,7 +14,7 @@ from sqlalchemy import (
 )
 
 from gemm_tuner.derive import RULES
-from gemm_tuner.store.tables import METADATA, verdict_state
+from gemm_tuner.store.sql.tables import METADATA, verdict_state
 
 # As Alembic makes it.
 _alembic_version = Table(

@@ -19,8 +19,8 @@ from gemm_tuner.domain.recipe import Recipe
 from gemm_tuner.domain.record import Conditions, Outcome, Stage, Trial
 from gemm_tuner.domain.sandbox import SandboxLevel
 from gemm_tuner.errors import InvalidInput, InvalidRecord
-from gemm_tuner.store.wire_measurement import WireMeasurement
-from gemm_tuner.store.wire_model import Bytes, Line, Number
+from gemm_tuner.store.wire.measurement import WireMeasurement
+from gemm_tuner.store.wire.members import Bytes, Line, Number
 from gemm_tuner.strict_model import Sha256, StrictModel
 
 MAX_DETAIL = 20_000

@@ -16,7 +16,7 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
-from gemm_tuner.store.job_queue import (
+from gemm_tuner.store.jobs.queue import (
     IS_RUNNING,
     IS_WAITING,
     JobQueue,
@@ -26,11 +26,11 @@ from gemm_tuner.store.job_queue import (
     read_or_end,
     take_back_abandoned,
 )
-from gemm_tuner.store.job_rows import question_columns, read_job, select_jobs, time_text
-from gemm_tuner.store.job_views import JobViews
-from gemm_tuner.store.statements import translated_errors
-from gemm_tuner.store.tables import job_keys, jobs
-from gemm_tuner.store.withheld import WithheldKernels
+from gemm_tuner.store.jobs.rows import question_columns, read_job, select_jobs, time_text
+from gemm_tuner.store.jobs.views import JobViews
+from gemm_tuner.store.sql.statements import translated_errors
+from gemm_tuner.store.sql.tables import job_keys, jobs
+from gemm_tuner.store.verdicts.withheld import WithheldKernels
 
 MAX_IN_FLIGHT = 10_000
 MAX_IN_FLIGHT_OF_OWNER = 1_000

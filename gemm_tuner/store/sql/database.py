@@ -12,10 +12,10 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from gemm_tuner.derive import RULES
 from gemm_tuner.errors import InvalidSetting, StoreFailed
-from gemm_tuner.store.creating import create_schema, has_tables
-from gemm_tuner.store.postgresql import create_postgresql_engine
-from gemm_tuner.store.sqlite import create_reading_engine, create_sqlite_engine
-from gemm_tuner.store.tables import verdict_state
+from gemm_tuner.store.sql.creating import create_schema, has_tables
+from gemm_tuner.store.sql.postgresql import create_postgresql_engine
+from gemm_tuner.store.sql.sqlite import create_reading_engine, create_sqlite_engine
+from gemm_tuner.store.sql.tables import verdict_state
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 _ENGINES = {"sqlite": create_sqlite_engine, "postgresql": create_postgresql_engine}
@@ -26,7 +26,8 @@ _FULL = ("disk I/O error", "disk is full")  # as SQLite says that, too
 _CHECK_DISK = "check its disk, which may be full"
 _CHECK_SERVER = "check that its server runs and lets you in"
 _NOT_SQLITE = "file is not a database"
-_MIGRATIONS = Path(__file__).parent / "migrations"
+
+MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 def default_database_url() -> str:
@@ -52,23 +53,23 @@ def open_database(
         StoreFailed: the database cannot be created, opened, written or brought up to date, or is
             missing and may not be created.
     """
-    parsed = _parse(url or default_database_url())
-    shown = _shown(parsed)
+    parsed = parse_url(url or default_database_url())
+    name = shown(parsed)
     file = _file_of(parsed)
     try:
         if file is not None and file.exists() and not file.is_file():
-            raise _no_database(shown, f"{file} is not a plain file")
+            raise _no_database(name, f"{file} is not a plain file")
         return _open_to_write(parsed, may_create=may_create)
     except (OSError, SQLAlchemyError) as error:
         if file is not None and _NOT_SQLITE in str(error):
-            raise _no_database(shown, f"{file} is no SQLite database") from error
+            raise _no_database(name, f"{file} is no SQLite database") from error
         can_be_read = only_reads or not may_create
         if file is not None and can_be_read:
             with suppress(OSError, SQLAlchemyError):
                 return _open_to_read(parsed, file)
         to_write = "" if can_be_read else " for writing"
         raise StoreFailed(
-            f"the database {shown} cannot be opened{to_write}: {reason_of(error)}; "
+            f"the database {name} cannot be opened{to_write}: {reason_of(error)}; "
             f"{_what_to_check(file, error)}, "
             "or name another with --db or GEMM_TUNER_DB."
         ) from error
@@ -85,7 +86,7 @@ def _what_to_check(file: Path | None, error: Exception) -> str:
 def _open_to_write(url: URL, *, may_create: bool) -> Engine:
     file = _file_of(url)
     if file is not None and not may_create and not file.exists():
-        raise _missing(f"there is no database {_shown(url)}")
+        raise _missing(f"there is no database {shown(url)}")
     if file is not None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _create_privately(file)
@@ -96,7 +97,7 @@ def _open_to_write(url: URL, *, may_create: bool) -> Engine:
         if not is_current(engine):
             with writing(engine).begin() as connection:
                 if has_tables(connection):
-                    _migrate(connection, _shown(url))
+                    _migrate(connection, shown(url))
                     _derive_anew(connection)
                 else:
                     create_schema(connection, newest_revision())
@@ -110,7 +111,7 @@ def _open_to_read(url: URL, file: Path) -> Engine:
             engine.update_execution_options(is_read_only=True)
             return engine
         raise StoreFailed(
-            f"the database {_shown(url)} has an older schema, and cannot be written to bring it up "
+            f"the database {shown(url)} has an older schema, and cannot be written to bring it up "
             "to date; make its folder writable, or name another with --db or GEMM_TUNER_DB."
         )
 
@@ -160,7 +161,7 @@ def _follows_rules(connection: Connection) -> bool:
 def _derive_anew(connection: Connection) -> None:
     if not _follows_rules(connection):
         # Imported here: it is seldom needed, and reads trials, which takes long to load.
-        from gemm_tuner.store.deriving import Deriving  # noqa: PLC0415
+        from gemm_tuner.store.verdicts.deriving import Deriving  # noqa: PLC0415
 
         Deriving(connection, MeasuringKeys()).derive_all()
 
@@ -170,11 +171,15 @@ def newest_revision() -> str:
 
     Alembic would say the same, but takes longer to load than most commands take to run.
     """
-    last = max(path.stem for path in (_MIGRATIONS / "versions").glob("r[0-9]*.py"))
+    last = max(path.stem for path in (MIGRATIONS / "versions").glob("r[0-9]*.py"))
     return last.partition("_")[2]
 
 
-def _parse(url: str) -> URL:
+def parse_url(url: str) -> URL:
+    """Return a database URL, once its engine is known to be here.
+
+    Raises InvalidSetting for what is no URL of SQLite or PostgreSQL.
+    """
     try:
         url.encode()  # which no name of bytes in another encoding can be
         parsed = make_url(url)
@@ -182,23 +187,23 @@ def _parse(url: str) -> URL:
         raise InvalidSetting(
             f"database URL {_without_secrets(url)!r} is not understood; {_HOW_TO_WRITE_IT}."
         ) from None
-    shown = _shown(parsed)
+    name = shown(parsed)
     if parsed.get_backend_name() not in _ENGINES:
         raise InvalidSetting(
-            f"database URL {shown} cannot be used: it names neither SQLite nor PostgreSQL; "
+            f"database URL {name} cannot be used: it names neither SQLite nor PostgreSQL; "
             f"{_HOW_TO_WRITE_IT}."
         )
     try:
         parsed.get_dialect().import_dbapi()
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise InvalidSetting(
-            f"database URL {shown} cannot be used: {error}; "
+            f"database URL {name} cannot be used: {error}; "
             'for PostgreSQL run: pip install "gemm-tuner[postgres]".'
         ) from error
     return parsed
 
 
-def _shown(url: URL) -> str:
+def shown(url: URL) -> str:
     """Return a URL as messages show it, without its passwords."""
     hidden = {key: "***" for key in url.query if "password" in key.lower()}
     return url.update_query_dict(hidden).render_as_string()
@@ -209,19 +214,19 @@ def _without_secrets(url: str) -> str:
     return re.sub(r"\?.*", "?***", re.sub(r".*@", "***@", url))
 
 
-def _migrate(connection: Connection, shown: str) -> None:
+def _migrate(connection: Connection, name: str) -> None:
     # Imported here: an old store alone needs a migration, and Alembic takes long to load.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415
 
     config = Config(attributes={"connection": connection})
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     try:
         command.upgrade(config, "head")
     except CommandError as error:
         raise StoreFailed(
-            f"the database {shown} has a schema this version does not know ({error}); "
+            f"the database {name} has a schema this version does not know ({error}); "
             "update gemm-tuner, or name another with --db or GEMM_TUNER_DB."
         ) from error
 
@@ -232,7 +237,7 @@ def database_file(url: str) -> Path | None:
     Raises:
         InvalidSetting: `url` is not a database URL, or its driver is not installed.
     """
-    return _file_of(_parse(url))
+    return _file_of(parse_url(url))
 
 
 def _create_privately(file: Path) -> None:
@@ -252,7 +257,7 @@ def _check_that_it_is_ours(engine: Engine, url: URL) -> None:
     """Check that a database is one of gemm-tuner, of any version; change nothing."""
     try:
         if not {"alembic_version", "trials"} <= set(inspect(engine).get_table_names()):
-            raise _missing(f"the database {_shown(url)} holds no records of gemm-tuner")
+            raise _missing(f"the database {shown(url)} holds no records of gemm-tuner")
     finally:
         engine.dispose()
 
@@ -263,9 +268,9 @@ def _missing(what: str) -> StoreFailed:
     )
 
 
-def _no_database(shown: str, why: str) -> StoreFailed:
+def _no_database(name: str, why: str) -> StoreFailed:
     return StoreFailed(
-        f"the database {shown} cannot be opened: {why}; name another with --db or GEMM_TUNER_DB."
+        f"the database {name} cannot be opened: {why}; name another with --db or GEMM_TUNER_DB."
     )
 
 

@@ -8,9 +8,9 @@ from sqlalchemy import and_, delete, exists, func, select, tuple_
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.job_rows import question_columns, read_question, time_text
-from gemm_tuner.store.statements import Statements, upsert
-from gemm_tuner.store.tables import misses, verdicts
+from gemm_tuner.store.jobs.rows import question_columns, read_question, time_text
+from gemm_tuner.store.sql.statements import Statements, upsert
+from gemm_tuner.store.sql.tables import misses, verdicts
 
 MAX_MISSES = 10_000
 MAX_AT_ONCE = 1_000

@@ -5,20 +5,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 from sqlalchemy import Connection, Engine, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.checking import CheckReport, check_newest
-from gemm_tuner.store.database import _parse, _shown, database_file, newest_revision, reason_of
-from gemm_tuner.store.postgresql import create_postgresql_engine
-from gemm_tuner.store.scan import count_rows, snapshot
-from gemm_tuner.store.sqlite import create_reading_engine
-from gemm_tuner.store.tables import Origin, problems, trials, verdicts
+from gemm_tuner.store.maintenance.checking import CheckReport, check_newest
+from gemm_tuner.store.sql.database import (
+    MIGRATIONS,
+    database_file,
+    newest_revision,
+    parse_url,
+    reason_of,
+    shown,
+)
+from gemm_tuner.store.sql.postgresql import create_postgresql_engine
+from gemm_tuner.store.sql.scan import count_rows, snapshot
+from gemm_tuner.store.sql.sqlite import create_reading_engine
+from gemm_tuner.store.sql.tables import Origin, problems, trials, verdicts
 
-_VERSIONS = Path(__file__).parent / "migrations" / "versions"
+_VERSIONS = MIGRATIONS / "versions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +62,7 @@ def shown_url(url: str) -> str:
     Raises:
         InvalidSetting: `url` is not a database URL, or its driver is not installed.
     """
-    return _shown(_parse(url))
+    return shown(parse_url(url))
 
 
 def examine_database(url: str, *, cpu_key: str, rows_of_each: int) -> Examination | None:
@@ -69,14 +75,14 @@ def examine_database(url: str, *, cpu_key: str, rows_of_each: int) -> Examinatio
         StoreFailed: the database cannot be read, or is none of gemm-tuner.
     """
     file = database_file(url)
-    parsed = _parse(url)
+    parsed = parse_url(url)
     if file is None and parsed.get_backend_name() == "sqlite":  # in memory
         return None
     try:
         if file is not None and not file.exists():
             return None
         if file is not None and not file.is_file():
-            raise StoreFailed(f"the database {_shown(parsed)} cannot be read: it is no plain file.")
+            raise StoreFailed(f"the database {shown(parsed)} cannot be read: it is no plain file.")
         with _disposed(
             create_postgresql_engine(parsed)
             if file is None
@@ -85,7 +91,7 @@ def examine_database(url: str, *, cpu_key: str, rows_of_each: int) -> Examinatio
             return _examine(engine, cpu_key, rows_of_each)
     except (OSError, SQLAlchemyError) as error:
         raise StoreFailed(
-            f"the database {_shown(parsed)} cannot be read: {reason_of(error)}; check that it is "
+            f"the database {shown(parsed)} cannot be read: {reason_of(error)}; check that it is "
             "one of gemm-tuner and may be read, or name another with --db or GEMM_TUNER_DB."
         ) from error
 

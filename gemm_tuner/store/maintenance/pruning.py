@@ -17,10 +17,10 @@ from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.units import counted
 from gemm_tuner.store.audit import append_audit
 from gemm_tuner.store.integrity import check_document
-from gemm_tuner.store.scan import read_chunks
-from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import Origin, artifacts, sources, trials
-from gemm_tuner.store.wire import parse_record
+from gemm_tuner.store.sql.scan import read_chunks
+from gemm_tuner.store.sql.statements import Statements
+from gemm_tuner.store.sql.tables import Origin, artifacts, sources, trials
+from gemm_tuner.store.wire.record import parse_record
 
 REMOVED_AT_ONCE = 100
 # Between a kernel and its trial, which a sweep adds one after the other.

@@ -38,10 +38,10 @@ from sqlalchemy.types import TypeEngine
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.store.deriving import layer_id
 from gemm_tuner.store.problems import problem_id
-from gemm_tuner.store.ready import sealed_about
-from gemm_tuner.store.tables import artifacts, revocations, verdicts
+from gemm_tuner.store.sql.tables import artifacts, revocations, verdicts
+from gemm_tuner.store.verdicts.deriving import layer_id
+from gemm_tuner.store.verdicts.ready import sealed_about
 
 MAX_TOGETHER = 16
 _LARGE_GROUP = 128  # of a batch: one query takes 0.4 ms beside what each question does

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Engine, RowMapping, Table, func, select, tuple_
 
-from gemm_tuner.store.statements import translated_errors
+from gemm_tuner.store.sql.statements import translated_errors
 
 ROWS_AT_ONCE = 100
 

@@ -7,9 +7,9 @@ from sqlalchemy import Connection, Engine, RowMapping, Table, select, tuple_
 from sqlalchemy.exc import DBAPIError
 
 from gemm_tuner.errors import InvalidRecord, StoreFailed
-from gemm_tuner.store.rows import check_row, references, shown_key, stored_tables
-from gemm_tuner.store.scan import count_rows, read_chunks, snapshot
-from gemm_tuner.store.statements import is_of_database
+from gemm_tuner.store.maintenance.rows import check_row, references, shown_key, stored_tables
+from gemm_tuner.store.sql.scan import count_rows, read_chunks, snapshot
+from gemm_tuner.store.sql.statements import is_of_database
 
 # What reading a row raises that holds what is of no type of its column, or no text.
 _UNREADABLE = (TypeError, ValueError, DBAPIError)

@@ -19,20 +19,20 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import InvalidProblem
-from gemm_tuner.store.asking import Asking, Found, ReadyAnswer, add_rows
-from gemm_tuner.store.deriving import (
+from gemm_tuner.store.integrity import attestation_of
+from gemm_tuner.store.problems import problem_id
+from gemm_tuner.store.reading import usable_keys, who_attests
+from gemm_tuner.store.sql.statements import Statements, read_quorum, translated_errors
+from gemm_tuner.store.sql.tables import verdict_state, verdicts
+from gemm_tuner.store.verdicts.asking import Asking, Found, ReadyAnswer, add_rows
+from gemm_tuner.store.verdicts.deriving import (
     CLASS,
     NO_VERDICT,
     Deriving,
     exhausted_sweeps,
     statement,
 )
-from gemm_tuner.store.integrity import attestation_of
-from gemm_tuner.store.problems import problem_id
-from gemm_tuner.store.reading import usable_keys, who_attests
-from gemm_tuner.store.statements import Statements, read_quorum, translated_errors
-from gemm_tuner.store.tables import verdict_state, verdicts
-from gemm_tuner.store.verdict_document import load_verdict
+from gemm_tuner.store.wire.verdict import load_verdict
 from gemm_tuner.trust.attestation import Attestation, Statement
 from gemm_tuner.trust.key_id import key_id_of
 

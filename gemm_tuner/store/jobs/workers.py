@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import ColumnElement, delete, insert, select
 
-from gemm_tuner.store.job_rows import time_text
-from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import workers
+from gemm_tuner.store.jobs.rows import time_text
+from gemm_tuner.store.sql.statements import Statements
+from gemm_tuner.store.sql.tables import workers
 
 ALIVE = timedelta(minutes=1)
 MAX_SHOWN = 200

@@ -13,7 +13,7 @@ from gemm_tuner.domain.measurement import (
     Rounds,
     Timing,
 )
-from gemm_tuner.store.wire_model import MAX_LINE, Line
+from gemm_tuner.store.wire.members import MAX_LINE, Line
 from gemm_tuner.strict_model import StrictModel
 
 MAX_SAMPLES = 100_000

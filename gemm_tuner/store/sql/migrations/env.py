@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from gemm_tuner.store.tables import METADATA
+from gemm_tuner.store.sql.tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

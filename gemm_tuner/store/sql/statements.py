@@ -11,8 +11,8 @@ from sqlalchemy import Connection, Engine, Row, Select, Table, select, update
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
-from gemm_tuner.store.database import asking_once, reason_of, writing
-from gemm_tuner.store.tables import verdict_state
+from gemm_tuner.store.sql.database import asking_once, reason_of, writing
+from gemm_tuner.store.sql.tables import verdict_state
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 _NO_TEXT = "Could not decode to UTF-8"  # what SQLite says of a text that is none

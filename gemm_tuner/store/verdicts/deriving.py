@@ -25,13 +25,11 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import AttestedTrial, Outcome, Stage, Trial
 from gemm_tuner.domain.verdict import Basis, Verdict
-from gemm_tuner.store.figures import figure_columns, shape_columns
 from gemm_tuner.store.integrity import attestation_of, content_of
 from gemm_tuner.store.problems import problem_id, read_problem
 from gemm_tuner.store.reading import read_trial, select_trials, who_attests, why_not_believed
-from gemm_tuner.store.ready import HeldArtifact, sealed_answer
-from gemm_tuner.store.statements import note_change, read_quorum, upsert
-from gemm_tuner.store.tables import (
+from gemm_tuner.store.sql.statements import note_change, read_quorum, upsert
+from gemm_tuner.store.sql.tables import (
     Origin,
     artifacts,
     cpus,
@@ -41,7 +39,9 @@ from gemm_tuner.store.tables import (
     verdict_state,
     verdicts,
 )
-from gemm_tuner.store.verdict_document import dump_verdict
+from gemm_tuner.store.verdicts.figures import figure_columns, shape_columns
+from gemm_tuner.store.verdicts.ready import HeldArtifact, sealed_answer
+from gemm_tuner.store.wire.verdict import dump_verdict
 from gemm_tuner.trust.attestation import MeasuringKeys, Statement
 
 _KEY = ("problem_id", "threads", "regime", "model_key", "cpu_key")

@@ -15,9 +15,9 @@ from gemm_tuner.domain.verdict import Basis, HostFigure, Verdict
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.problems import problem_id
 from gemm_tuner.store.reading import usable_keys
-from gemm_tuner.store.statements import Statements
-from gemm_tuner.store.tables import verdicts
-from gemm_tuner.store.verdict_document import load_verdict
+from gemm_tuner.store.sql.statements import Statements
+from gemm_tuner.store.sql.tables import verdicts
+from gemm_tuner.store.wire.verdict import load_verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

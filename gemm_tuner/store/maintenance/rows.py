@@ -10,10 +10,10 @@ from sqlalchemy import Column, RowMapping, Table, UniqueConstraint
 
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.integrity import check_document, check_named_source, decompress
-from gemm_tuner.store.job_rows import check_question
+from gemm_tuner.store.jobs.rows import check_question
 from gemm_tuner.store.reading import check_columns
 from gemm_tuner.store.revocations import check_stored_number, check_stored_subject
-from gemm_tuner.store.tables import (
+from gemm_tuner.store.sql.tables import (
     METADATA,
     artifacts,
     contributions,
@@ -25,7 +25,7 @@ from gemm_tuner.store.tables import (
     sources,
     trials,
 )
-from gemm_tuner.store.wire import parse_record
+from gemm_tuner.store.wire.record import parse_record
 
 # What follows from other tables, and is derived again where it is missing.
 DERIVED = frozenset({"verdicts", "verdict_state"})

@@ -7,8 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, RowMapping, Table, func, insert, select, tuple_, update
 
 from gemm_tuner.errors import InvalidRecord, StoreFailed
-from gemm_tuner.store.database import writing
-from gemm_tuner.store.rows import (
+from gemm_tuner.store.maintenance.rows import (
     check_row,
     key_of,
     number_of,
@@ -16,9 +15,10 @@ from gemm_tuner.store.rows import (
     shown_key,
     stored_tables,
 )
-from gemm_tuner.store.scan import count_rows, read_chunks, snapshot
-from gemm_tuner.store.statements import translated_errors
-from gemm_tuner.store.tables import METADATA, revocations, tokens
+from gemm_tuner.store.sql.database import writing
+from gemm_tuner.store.sql.scan import count_rows, read_chunks, snapshot
+from gemm_tuner.store.sql.statements import translated_errors
+from gemm_tuner.store.sql.tables import METADATA, revocations, tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,14 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.job_rows import question_columns, read_job, select_jobs
-from gemm_tuner.store.statements import (
+from gemm_tuner.store.jobs.rows import question_columns, read_job, select_jobs
+from gemm_tuner.store.sql.statements import (
     RowsDamaged,
     Statements,
     insert_new,
     translated_errors,
 )
-from gemm_tuner.store.tables import job_keys, jobs
+from gemm_tuner.store.sql.tables import job_keys, jobs
 
 
 class JobViews(Statements):

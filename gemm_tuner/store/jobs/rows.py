@@ -11,7 +11,7 @@ from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.store.integrity import as_row, check_document, check_types
 from gemm_tuner.store.problems import problem_id
-from gemm_tuner.store.tables import jobs
+from gemm_tuner.store.sql.tables import jobs
 
 
 def question_columns(

@@ -24,10 +24,10 @@ from sqlalchemy import (
 from gemm_tuner.domain.job import Job, JobProgress, JobState
 from gemm_tuner.domain.printable import harmless
 from gemm_tuner.errors import StoreFailed
-from gemm_tuner.store.job_rows import read_job, select_jobs, time_text
-from gemm_tuner.store.statements import RowsDamaged, may_pass, translated_errors
-from gemm_tuner.store.tables import jobs, workers
-from gemm_tuner.store.workers import Workers, is_alive
+from gemm_tuner.store.jobs.rows import read_job, select_jobs, time_text
+from gemm_tuner.store.jobs.workers import Workers, is_alive
+from gemm_tuner.store.sql.statements import RowsDamaged, may_pass, translated_errors
+from gemm_tuner.store.sql.tables import jobs, workers
 
 MAX_ATTEMPTS = 3
 UNTAKEN = timedelta(days=3)  # longer than a weekend, on which machines may be off

@@ -1,0 +1,1 @@
+"""A whole database: examined, checked, copied and pruned."""

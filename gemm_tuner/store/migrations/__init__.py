@@ -1,1 +1,0 @@
-"""The history of the database schema, run by `gemm_tuner.store.database`."""

@@ -1,0 +1,1 @@
+"""The engines, the tables, and how statements run on them."""

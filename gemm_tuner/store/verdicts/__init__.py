@@ -1,0 +1,1 @@
+"""Verdicts: derived from trials, kept ready, and asked for."""

@@ -1,0 +1,1 @@
+"""The JSON documents of what the store keeps."""
