@@ -174,13 +174,23 @@ def follow_frozen_weights(is_on: Callable[[], bool]) -> None:
 
     freeze, make_constants = compile_fx.fw_compiler_freezing, freezing.replace_params_with_constants
 
-    def fw_compiler_freezing(module: GraphModule, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of PyTorch
+    def fw_compiler_freezing(module: GraphModule, inputs: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of PyTorch
         context = torch._guards.TracingContext.try_get()  # noqa: SLF001 - as freezing itself does
         if context is None or V.aot_compilation or not is_on():
-            return freeze(module, *arguments, **keywords)
+            return freeze(module, inputs, **keywords)
+        if not _come_first(context, inputs, keywords["num_example_inputs"]):
+            _LOG.warning(
+                "a graph writes a buffer that shares memory with others, so no weight of it is a "
+                "constant, and its layers stay as they are; clone() the buffer that is a view."
+            )
+            note_varying(context.params_flat or ())  # which of them is not known here
+            context.params_flat = []
+            context.params_flat_unwrap_subclasses = []
+            context.params_unwrapped_to_flat_index = []
+            return freeze(module, inputs, **keywords)
         before = list(context.params_flat_unwrap_subclasses or ())
         plain = PlainGraph(module)
-        compiled = freeze(module, *arguments, **keywords)
+        compiled = freeze(module, inputs, **keywords)
         after = context.params_flat_unwrap_subclasses or ()
         frozen = [one if kept is None else None for one, kept in zip(before, after, strict=True)]
         weights = _named(frozen, keywords.get("dynamo_model"))
@@ -217,6 +227,15 @@ def follow_frozen_weights(is_on: Callable[[], bool]) -> None:
     compile_fx.fw_compiler_freezing = fw_compiler_freezing
     freezing.replace_params_with_constants = replace_params_with_constants
     register_optimizer_step_post_hook(_disable_dynamo(_note_step))
+
+
+def _come_first(context: Any, inputs: Sequence[Any], others: int) -> bool:  # noqa: ANN401 - of PyTorch
+    """Return whether the weights are the first arguments of a graph, as freezing takes for granted.
+
+    They are not where a graph writes one of several that share memory: PyTorch puts one argument
+    for all of these before the others. Parts of a tensor's subclass are counted.
+    """
+    return len(inputs) >= len(context.params_flat_unwrap_subclasses or ()) + others
 
 
 def _note_step(optimizer: Any, _arguments: object, _keywords: object) -> None:  # noqa: ANN401

@@ -53,6 +53,17 @@ class _Remembers(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it 
         return y * self.kept
 
 
+class _RemembersRows(_Remembers):
+    """The same with a view of the buffer, which is a buffer, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("row", self.kept[..., 0, :])
+
+    def forward(self, x: Any, *, is_written: bool) -> Any:  # noqa: ANN401 - tensors
+        return super().forward(x, is_written=is_written) + self.row
+
+
 def _load(model: Any) -> None:  # noqa: ANN401 - a module
     model.load_state_dict({name: 2 * one for name, one in model.state_dict().items()})
 
@@ -174,6 +185,24 @@ def test_a_buffer_that_was_read_first_is_no_constant_again(
             check(compiled(x, is_written=False), model(x, is_written=False))
             model.kept += 1
     assert len([one for one in caplog.records if one.name == LOG]) == 1
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_buffer_that_a_graph_writes_may_be_a_view_of_another(
+    first: bool,  # noqa: FBT001 - a value of the test
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x, model, like = sample_x(), _RemembersRows().eval(), _RemembersRows().eval()
+    like.load_state_dict(model.state_dict())
+    gt.enable(Kernels())
+    compiled = torch.compile(model)
+
+    with torch.no_grad():
+        for place, is_written in enumerate((first, True, False, True, False)):
+            y = compiled(x + place, is_written=is_written)
+            torch.testing.assert_close(y, like(x + place, is_written=is_written))
+            torch.testing.assert_close(model.row, like.row)
+    assert "shares memory" in caplog.text
 
 
 def test_a_weight_that_is_gone_ends_the_call() -> None:
