@@ -35,6 +35,9 @@ _ARGUMENTS = {
     "attention": (_ARRAY, _ARRAY, _ARRAY, "int64_t", _MAYBE, "double"),
 }
 
+# Those that read x row by row.
+_OF_ROWS = ("linear", "fused_linear")
+
 
 @cache
 def lower_operators() -> None:
@@ -48,8 +51,22 @@ def lower_operators() -> None:
     for name in _ARGUMENTS:
         operator = getattr(torch.ops.gemm_tuner, name).default
         add_needs_realized_inputs(operator)
-        add_layout_constraint(operator, constrain_to_fx_strides)  # as the tag of each says
+        add_layout_constraint(operator, _constrain)
         register_lowering(operator, type_promotion_kind=None)(_lowering(operator))
+
+
+def _constrain(node: Any, x: Any, *others: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of Inductor
+    """Give an operator its arguments with the order of strides that they have in the graph.
+
+    Rows of a transposed x are no rows in memory. Inductor writes them as such where it computes
+    them, which takes less than the operator's copy.
+    """
+    seen = node.args[0].meta["val"]
+    if seen.dim() > 1 and seen.stride(-1) != 1 and _name(node.target) in _OF_ROWS:
+        x = ir.ExternKernel.require_contiguous(x)
+        (_x, *others), keywords = constrain_to_fx_strides(node, None, *others, **keywords)
+        return (x, *others), keywords
+    return constrain_to_fx_strides(node, x, *others, **keywords)
 
 
 def _lowering(operator: Any) -> Any:  # noqa: ANN401 - of PyTorch
@@ -68,7 +85,7 @@ class _Call(ir.FallbackKernel):  # type: ignore[misc]  # without PyTorch, it is 
 
     def codegen(self, wrapper: Any) -> None:  # noqa: ANN401 - of Inductor
         """Write the call."""
-        name = self.op_overload.overloadpacket.__name__
+        name = _name(self.op_overload)
         if V.graph.aot_mode:
             super().codegen(wrapper)
         elif V.graph.cpp_wrapper:
@@ -83,6 +100,10 @@ class _Call(ir.FallbackKernel):  # type: ignore[misc]  # without PyTorch, it is 
                 wrapper, f"{self.python_kernel_name} = torch.ops.gemm_tuner.{name}.default._op"
             )
             super().codegen(wrapper)
+
+
+def _name(operator: Any) -> str:  # noqa: ANN401 - of PyTorch
+    return str(operator.overloadpacket.__name__)
 
 
 def _declare(wrapper: Any, line: str) -> None:  # noqa: ANN401 - of Inductor

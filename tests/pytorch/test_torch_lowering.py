@@ -48,3 +48,29 @@ def test_calls_are_direct(*, is_cpp: bool) -> None:
         assert call in code.replace(f'"C" AOTITorchError {call}', ""), name
     assert "call_dispatcher" not in code
     assert not re.search(r"assert_size_stride.*gemm_tuner", code)
+
+
+class _Transposed(torch.nn.Module):  # type: ignore[misc]  # as above
+    """A layer whose rows are computed as columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(K, N)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+        return self.layer(torch.tanh(x).transpose(-1, -2))
+
+
+@pytest.mark.parametrize("shape", [(K, 6), (2, K, 6)])
+def test_transposed_rows_are_not_copied(shape: tuple[int, ...]) -> None:
+    model, x = _Transposed().eval(), torch.rand(*shape)
+    enabled = gt.enable(Kernels(rows=("1..99",)))
+    compiled = torch.compile(model)
+
+    with torch.no_grad():
+        check(compiled(x), model(x))
+        with torch.profiler.profile() as seen:
+            compiled(x)
+
+    assert [one.is_taken for one in enabled.report] == [True]
+    assert not {"aten::copy_", "aten::clone"} & {event.name for event in seen.events()}

@@ -437,10 +437,10 @@ TORCH_LIBRARY(gemm_tuner, library) {
     library.def("unpack(Tensor packed, int layer) -> Tensor");
     library.def("linear(Tensor x, Tensor packed, Tensor? bias, int layer, Tensor? other=None, "
                 "Tensor? w=None) -> Tensor",
-                {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
+                {at::Tag::pt2_compliant_tag});
     library.def("fused_linear(Tensor x, Tensor packed, Tensor?[] operands, float[] numbers, "
                 "int layer, Tensor? w=None) -> Tensor",
-                {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
+                {at::Tag::pt2_compliant_tag});
     library.def("matmul(Tensor x, Tensor w, int layer, Tensor? bias=None, Tensor? other=None, "
                 "float scale=1.0) -> Tensor",
                 {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
