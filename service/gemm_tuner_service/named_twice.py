@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from fastapi import Depends, Request
@@ -32,12 +31,20 @@ def members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 async def _check_names(request: Request) -> None:
     try:
         members(request.query_params.multi_items())
-        # What is no JSON is refused elsewhere, in other words.
-        with suppress(UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-            json.loads(await request.body(), object_pairs_hook=members)
+        _check_body(await request.body())
     except NamedTwice as error:
         fault = {"type": "value_error", "loc": ("body",), "msg": str(error)}
         raise RequestValidationError([fault]) from None
+
+
+def _check_body(body: bytes) -> None:
+    try:
+        # Numbers stay texts: a long one would not become a number.
+        json.loads(body, object_pairs_hook=members, parse_int=str, parse_float=str)
+    except NamedTwice:
+        raise
+    except (ValueError, RecursionError):
+        return  # what is no JSON is refused elsewhere, in other words
 
 
 # The dependency of routes with such questions.

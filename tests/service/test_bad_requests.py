@@ -97,6 +97,15 @@ def test_a_name_that_is_given_twice_is_refused(client: httpx.Client) -> None:
         assert f"'{name}' is given more than once; give it once" in str(document["detail"])
 
 
+@pytest.mark.parametrize("body", ["9" * 5000, f'{{"a": -{"9" * 5000}}}', "[" * 100_000, "\xff"])
+def test_a_body_that_nobody_asked_for_is_no_fault_of_the_service(
+    client: httpx.Client, body: str
+) -> None:
+    answer = client.request("GET", "/v1/kernels?m=16&n=16&k=16", content=body.encode("latin-1"))
+
+    assert answer.status_code == 200
+
+
 def test_a_missing_value_is_pointed_at(client: httpx.Client) -> None:
     document = check_problem_document(client.get("/v1/kernels?m=1&n=2"), 422, "invalid-request")
 
