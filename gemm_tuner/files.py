@@ -80,11 +80,20 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(pipe, "wb") as file:
             yield file
         return
+    with _replacing(target, path) as file:
+        yield file
+
+
+@contextmanager
+def _replacing(target: Path, name: Path) -> Iterator[BinaryIO]:
+    """Write what takes the place of a plain file, or a new one; errors speak of it by `name`."""
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
     new = target.with_name(f".gemm-tuner-{secrets.token_hex(8)}")
     try:
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        error.filename = str(path)  # as somebody named it
+        error.filename = str(name)  # as somebody named it
         raise
     try:
         with os.fdopen(handle, "wb") as file:
