@@ -18,6 +18,7 @@ from typing import BinaryIO
 LONGEST_LOCK_S = 5.0  # who holds a lock reads and writes a small file
 _LOOK_S = 0.01
 _MOST_LINKS = 40  # that Linux follows
+_PERMISSIONS = 0o777  # without the bits that set a user or a group
 
 
 def open_plain(path: Path, *, follows_links: bool = True) -> BinaryIO:
@@ -80,16 +81,28 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(pipe, "wb") as file:
             yield file
         return
+    with _replacing(target, path) as file:
+        yield file
+
+
+@contextmanager
+def _replacing(target: Path, name: Path) -> Iterator[BinaryIO]:
+    """Write what takes the place of a plain file, or a new one; errors speak of it by `name`.
+
+    It belongs to whoever writes it, so it sets nobody's user or group when it is run.
+    """
+    if target.exists() and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
     new = target.with_name(f".gemm-tuner-{secrets.token_hex(8)}")
     try:
         handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        error.filename = str(path)  # as somebody named it
+        error.filename = str(name)  # as somebody named it
         raise
     try:
         with os.fdopen(handle, "wb") as file:
             if target.exists():
-                os.fchmod(handle, stat.S_IMODE(target.stat().st_mode))
+                os.fchmod(handle, target.stat().st_mode & _PERMISSIONS)
             yield file
             file.flush()
             os.fsync(handle)
@@ -106,8 +119,10 @@ def behind_links(path: Path) -> Path:
     Linux shows that as links, such as `/proc/self/fd/3`, to files that may have other names by now.
 
     Raises:
-        OSError: its links lead in a circle.
+        OSError: its links lead in a circle, or it has a null byte, as no name has.
     """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "no name of a file has a null byte", str(path))
     for _step in range(_MOST_LINKS):
         path = Path(os.path.realpath(path.parent)) / path.name
         if not path.is_symlink() or path.parent in _own_descriptors():

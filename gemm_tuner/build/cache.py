@@ -102,15 +102,8 @@ def write_build(path: Path, binary: bytes) -> None:
     write_atomically(path, binary + sha256(binary).digest())
 
 
-def write_atomically(
-    path: Path,
-    content: bytes,
-    *,
-    remedy: str = f"set {CACHE_VARIABLE} to a writable folder",
-) -> None:
-    """Write a file that other processes see whole or not at all.
-
-    The `remedy` is what a user may do if that fails, besides freeing some space.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file of the cache that other processes see whole or not at all.
 
     Raises:
         StoreFailed: the folder is not writable or the disk is full.
@@ -126,5 +119,6 @@ def write_atomically(
             raise
     except OSError as error:
         raise StoreFailed(
-            f"{path} cannot be written ({error.strerror}); free some space, or {remedy}."
+            f"{path} cannot be written ({error.strerror}); free some space, or set "
+            f"{CACHE_VARIABLE} to a writable folder."
         ) from error

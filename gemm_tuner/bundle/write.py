@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gemm_tuner.bundle.collect import BundledKernel, Missing
 from gemm_tuner.bundle.place import ENCODING, SUMS, replacing
-from gemm_tuner.client.lock import LOCK_FILE, LockedKernel, write_lock
+from gemm_tuner.client.lock import LOCK_FILE, LockedKernel, lock_text
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.operation import Operation
@@ -147,7 +147,7 @@ def _write_files(
         name = made / "kernels" / _name_of(kernel)
         name.with_suffix(".so").write_bytes(kernel.binary)
         name.with_suffix(".cpp").write_text(kernel.source_text, ENCODING)
-    write_lock(made / LOCK_FILE, [_locked(kernel) for kernel in kernels])
+    (made / LOCK_FILE).write_text(lock_text([_locked(kernel) for kernel in kernels]), ENCODING)
     sums = _sums(made)
     lines = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
     (made / SUMS).write_text(lines, ENCODING)

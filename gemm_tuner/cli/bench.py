@@ -21,6 +21,7 @@ from gemm_tuner.cli.bench_report import BenchRow, bench_facts, print_rows
 from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import print_json, print_message
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.roofline_plot import write_plot
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
@@ -110,6 +111,7 @@ def bench(
     )
     contexts = options.execution_contexts(threads, regime)
     check_cpus(threads)
+    check_place(plot, databases=[db])
     setting = _Bench(
         baselines=_chosen_baselines(baseline, layers, threads),
         repository=Repository(open_database(db, may_create=False)),

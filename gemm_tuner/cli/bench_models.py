@@ -15,6 +15,7 @@ from gemm_tuner.cli.bench_models_report import facts_of, print_runs
 from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.models_page import check_page, write_page
 from gemm_tuner.cli.output import print_json, print_message
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.domain.model_run import ModelCase, ModelRun
 from gemm_tuner.domain.units import counted
@@ -92,10 +93,11 @@ def bench_models(
     asked = _known("way", ways.split(",") if ways else list(WAYS), WAYS)
     budget_s = options.parse_duration_or_none_s(budget)
     deadline_s = options.parse_duration_s(deadline)
+    check_place(out, databases=[db])
     results = Results(out)
     results.check()
     if markdown is not None:
-        check_page(markdown, beside=out)
+        check_page(markdown, beside=out, db=db)
     _check_packages()
     url = db or default_database_url()
     open_database(url).dispose()

@@ -9,10 +9,11 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_line, print_table
-from gemm_tuner.cli.places import cannot_be_written, check_place
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.script import Arguments, Script, check_script, load_pytorch, run_script
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.user_file import cannot_be_written
 
 if TYPE_CHECKING:
     from gemm_tuner.torch.collecting import Collected
@@ -34,8 +35,7 @@ def collect(
 ) -> int:
     """Print which products the models of a script compute, with their share of the time."""
     check_script(script, "collect")
-    if out is not None:
-        check_place(out)
+    check_place(out)
     with aborting():
         load_pytorch()
     from gemm_tuner.torch.collecting import Recording  # noqa: PLC0415 - loads PyTorch

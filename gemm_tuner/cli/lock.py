@@ -9,6 +9,7 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.output import print_line
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.client.client import Client
 from gemm_tuner.client.lock import LOCK_FILE
 from gemm_tuner.domain.units import counted
@@ -64,6 +65,8 @@ def lock(
         operation=operation,
     )
     context = options.execution_context(threads, regime)
+    if not frozen:
+        check_place(file)
     client = Client(url, lock=file if frozen else None, frozen=frozen, offline=offline)
     problems = [layer.problem for layer in layers]
     found = client.kernels(problems, threads=context.threads, regime=context.regime)

@@ -13,6 +13,7 @@ from gemm_tuner.cli.interrupt import StopOnInterrupt
 from gemm_tuner.cli.layers import Layer, layers_of
 from gemm_tuner.cli.measuring import measuring
 from gemm_tuner.cli.output import print_line, print_message
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -86,6 +87,7 @@ def record_command(
     _check_count("--candidates", candidates, _MOST_CANDIDATES)
     _check_count("--visits", visits, _MOST_VISITS)
     check_cpus(threads)
+    check_place(out)
     cpu = detect_cpu()
     path = out or recording_path(cpu)
     settings = SweepSettings(toolchain=find_toolchain(compiler))

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.cli.output import print_line
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.domain.units import counted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.replay.recording import read_recordings, recording_path
@@ -34,6 +35,7 @@ def train_command(
 
     "gemm-tuner sweep --strategy learned" searches by it, and needs no scikit-learn.
     """
+    check_place(out, databases=[] if db is None else [db])
     cpu = detect_cpu()
     own = recording_path(cpu)
     paths = files or ([own] if own.exists() or db is None else [])

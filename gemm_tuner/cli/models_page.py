@@ -3,7 +3,6 @@
 What stands between two marks is written anew; the rest of the page is a person's.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,13 +17,14 @@ from gemm_tuner.cli.bench_models_report import (
     time_cell,
     why_slower,
 )
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.domain.measurement import Ratio
 from gemm_tuner.domain.model_run import ModelRun
 from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.files import read_bounded
-from gemm_tuner.trust.files import write_publicly
+from gemm_tuner.user_file import user_file
 
 BEGIN, END = "<!-- bench-models: begin -->", "<!-- bench-models: end -->"
 _MOST_BYTES = 1 << 20
@@ -37,21 +37,22 @@ _NAMES = {
 }
 
 
-def check_page(path: Path, *, beside: Path) -> None:
+def check_page(path: Path, *, beside: Path, db: str | None) -> None:
     """Check that a page and its plot can be written, before a long measurement.
 
     Raises:
         MissingCapability: matplotlib is not installed.
         InvalidSetting: the page is there without the marks, or cannot be read or written, or its
-            plot would take the place of it or of the file `beside`.
+            plot would take the place of it or of the file `beside`, or one of them is a file of
+            the database.
     """
     check_plots("whole models")
     plot = _plot(path)
     if plot in (path, beside) or plot.absolute() == beside.absolute():
         raise _cannot(path, f"its plot would take the place of {plot}")
     _parts(path)
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise _cannot(path, "it, or its folder, cannot be written")
+    for file in (path, plot):
+        check_place(file, databases=[db])
 
 
 def write_page(path: Path, runs: Sequence[ModelRun]) -> None:
@@ -64,12 +65,11 @@ def write_page(path: Path, runs: Sequence[ModelRun]) -> None:
     plot = _plot(path)
     shown = [run for run in ordered(runs) if run.ratio is not None]
     text = "\n".join([BEGIN, *_lines(runs, plot.name if shown else None), END])
-    try:
-        if shown:
-            write_publicly(plot.resolve(), _picture(shown).encode())
-        write_publicly(path.resolve(), f"{before}{text}{after}".encode())
-    except OSError as error:
-        raise _cannot(path, error.strerror or str(error)) from error
+    contents = {plot: _picture(shown).encode()} if shown else {}
+    contents[path] = f"{before}{text}{after}".encode()
+    for place, content in contents.items():
+        with user_file(place) as file:
+            file.write(content)
 
 
 def _plot(path: Path) -> Path:

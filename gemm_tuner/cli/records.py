@@ -14,11 +14,12 @@ from sqlalchemy import Engine
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_json, print_line, print_message
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.files import open_plain, written_whole
+from gemm_tuner.files import open_plain
 from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.exchange import (
     ImportReport,
@@ -29,6 +30,7 @@ from gemm_tuner.store.exchange import (
 )
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.user_file import user_file
 
 _STANDARD = Path("-")  # output or input, as many programs write it
 
@@ -46,20 +48,17 @@ def export_command(
     db: options.DatabaseUrl = None,
 ) -> None:
     """Write every record measured here, one JSON text a line."""
+    if file == _STANDARD:
+        file = None
+    check_place(file, databases=[db])
     repository = Repository(open_database(db, may_create=False))
-    if file in {None, _STANDARD}:
+    if file is None:
         export_records(repository, sys.stdout, only_finals=only_finals)
         return
-    assert file is not None
-    try:
-        with written_whole(file) as whole:
-            stream = TextIOWrapper(whole, encoding="utf-8")
-            count = export_records(repository, stream, only_finals=only_finals)
-            stream.detach()  # which writes what is left
-    except OSError as error:
-        raise InvalidSetting(
-            f"file {file} cannot be written: {error.strerror}; name another."
-        ) from None
+    with user_file(file) as whole:
+        stream = TextIOWrapper(whole, encoding="utf-8")
+        count = export_records(repository, stream, only_finals=only_finals)
+        stream.detach()  # which writes what is left
     print_message(f"{counted(count, 'record')} written to {file}.")
 
 

@@ -1,7 +1,5 @@
 """`gemm-tuner report`: what a database holds, as a page to put before others."""
 
-import os
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -13,16 +11,16 @@ from sqlalchemy import make_url
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_json, print_line
-from gemm_tuner.cli.places import cannot_be_written, check_place
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner.files import written_whole
 from gemm_tuner.store.sql.database import database_file, default_database_url, open_database
 from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.user_file import user_file
 
 if TYPE_CHECKING:
     from gemm_tuner.cli.page.answers import Answer, Contents
@@ -42,7 +40,7 @@ def report(
 ) -> None:
     """Write what a database holds, or how two differ, as one HTML file to show to others."""
     urls = [db or default_database_url(), *([compare] if compare is not None else [])]
-    _check_place(out, urls)
+    check_place(out, databases=urls)
     check_plots("a report")
     from gemm_tuner.cli.page.html import write_comparison, write_page  # noqa: PLC0415 - has plots
 
@@ -56,11 +54,8 @@ def report(
                 else write_comparison(*read, at=now, by=version)
             )
         content = page.encode(errors="backslashreplace")
-        try:
-            with written_whole(out) as file:
-                file.write(content)
-        except OSError as error:
-            raise cannot_be_written(out, error.strerror or str(error)) from error
+        with user_file(out) as file:
+            file.write(content)
     if as_json:
         print_json(
             {
@@ -72,17 +67,6 @@ def report(
     else:
         answers = " and ".join(counted(len(contents.answers), "answer") for contents in read)
         print_line(f"{answers} written to {out} ({bytes_text(len(content))})")
-
-
-def _check_place(out: Path, urls: Sequence[str]) -> None:
-    """Say at once that a page cannot be written, not after a long time of reading."""
-    check_place(out)
-    files = [file for url in urls if (file := database_file(url)) is not None]
-    of_sqlite = [Path(f"{file}{end}") for file in files for end in ("", "-wal", "-shm", "-journal")]
-    # Also where SQLite has none of them now: it would find a page in the place of its own.
-    linked = out.exists() and any(file.exists() and out.samefile(file) for file in of_sqlite)
-    if linked or os.path.realpath(out) in map(os.path.realpath, of_sqlite):
-        raise cannot_be_written(out, "it is a file of the database")
 
 
 def _read(url: str) -> "Contents":

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from gemm_tuner.cli.bench_report import BenchRow
 from gemm_tuner.domain.units import context_text
-from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.files import written_whole
+from gemm_tuner.user_file import user_file
 
 KERNEL = "kernel"
 
@@ -81,13 +80,9 @@ def write_plot(path: Path, rows: Sequence[BenchRow]) -> None:
     Raises:
         InvalidSetting: the file cannot be written.
     """
-    try:
-        with written_whole(path) as file:
-            file.write(draw([_line_of(row) for row in rows]).encode())
-    except OSError as error:
-        raise InvalidSetting(
-            f"file {path} cannot be written: {error.strerror or error}; give another one."
-        ) from error
+    content = draw([_line_of(row) for row in rows]).encode()
+    with user_file(path) as file:
+        file.write(content)
 
 
 def draw(lines: Sequence[PlotLine]) -> str:

@@ -1,6 +1,7 @@
 """Draw how a call scales with its threads, by matplotlib, as SVG or PNG."""
 
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.scaling.simulate import Bound, Simulated
+from gemm_tuner.user_file import user_file
 
 # Bounds differ by shape, regimes by line and colour.
 _MARKS = {
@@ -65,9 +66,8 @@ def write_scaling_plot(
         axes.set_ylabel("speed over one thread")
         axes.set_title(title, fontsize=8, loc="left")
         axes.legend(fontsize=8)
-        try:
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-        except OSError as error:
-            raise InvalidSetting(
-                f"file {path} cannot be written: {error.strerror or error}; give another one."
-            ) from error
+        kind = path.suffix.removeprefix(".")
+        drawn = BytesIO()
+        figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    with user_file(path) as file:
+        file.write(drawn.getbuffer())

@@ -15,6 +15,7 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.output import print_json
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.cli.progress_line import ProgressLine
 from gemm_tuner.cli.simulate_report import (
@@ -106,7 +107,7 @@ def simulate(
     problem.check_work()
     rows = _rows_of_call(problem, m_of_call)
     regimes = Regime.parse_choice(regime)
-    _check_plot(plot)
+    _check_plot(plot, db)
     if rank is not None and (plot or candidate or db or compiler):
         raise InvalidSetting(
             "--rank compares kernels by the model; leave out --candidate, --plot, --db and "
@@ -175,7 +176,7 @@ def _rows_of_call(problem: Problem, asked: int | None) -> int:
     return rows
 
 
-def _check_plot(plot: Path | None) -> None:
+def _check_plot(plot: Path | None, db: str | None) -> None:
     if plot is None:
         return
     if plot.suffix not in _PICTURES:
@@ -183,11 +184,7 @@ def _check_plot(plot: Path | None) -> None:
             f"file {str(plot)!r} is no picture that can be drawn; end its name in "
             f"{' or '.join(_PICTURES)}."
         )
-    if not plot.parent.is_dir():
-        # Said at once, not after the parts are timed.
-        raise InvalidSetting(
-            f"file {plot} cannot be written: there is no folder {plot.parent}; give another one."
-        )
+    check_place(plot, databases=[db])
     check_plots("a simulation")
 
 

@@ -9,6 +9,7 @@ import typer
 from gemm_tuner.cli import options
 from gemm_tuner.cli.other_contexts import other_contexts_text
 from gemm_tuner.cli.output import print_json, print_message
+from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
@@ -17,13 +18,13 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.reason import instead_text, speed_text, used_instead, why_not_served
 from gemm_tuner.domain.verdict import Verdict
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.files import written_whole
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.select.choose import choose
 from gemm_tuner.space.limits import check_covers
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
+from gemm_tuner.user_file import user_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ def source(
     context = options.execution_context(threads, regime)
     if binary is not None and candidate is not None:
         raise InvalidSetting("only a winner has a library; leave out --candidate or --binary.")
+    for file in (header, binary):
+        check_place(file, databases=[db])
     if header is not None:
         _write(header, (templates_dir() / "abi" / "gemm_tuner.h").read_bytes())
     if binary is not None:
@@ -132,11 +135,6 @@ def _why_not(verdict: Verdict) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    try:
-        with written_whole(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise InvalidSetting(
-            f"file {path} cannot be written: {error.strerror}; name another."
-        ) from None
+    with user_file(path) as file:
+        file.write(content)
     print_message(f"{path} written, {len(content)} bytes.")

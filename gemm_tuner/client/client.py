@@ -365,7 +365,7 @@ class Client:
         """Write a lock file of what this client was given for the problems that it asked for.
 
         Raises:
-            StoreFailed: it cannot be written.
+            InvalidSetting: it cannot be written.
         """
         write_lock(path, self._locked.given.values())
 

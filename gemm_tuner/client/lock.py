@@ -11,7 +11,6 @@ from types import MappingProxyType
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from gemm_tuner.build.cache import write_atomically
 from gemm_tuner.domain.canonical import canonical_json
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
@@ -19,6 +18,7 @@ from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import InvalidInput, InvalidSetting, NotLocked
 from gemm_tuner.files import read_bounded
 from gemm_tuner.trust.payload import SignedArtifact, VerdictPayload
+from gemm_tuner.user_file import user_file
 
 LOCK_FILE = Path("gemm-tuner.lock")
 
@@ -119,11 +119,18 @@ def write_lock(path: Path, kernels: Iterable[LockedKernel]) -> None:
     """Write a lock file, whole or not at all.
 
     Raises:
-        StoreFailed: it cannot be written.
+        InvalidSetting: it cannot be written.
     """
+    content = lock_text(kernels).encode()
+    with user_file(path) as file:
+        file.write(content)
+
+
+def lock_text(kernels: Iterable[LockedKernel]) -> str:
+    """Return what is in a lock file."""
     by_place = {one.place: one for one in kernels}
     lines = [canonical_json(by_place[place].model_dump(mode="json")) for place in sorted(by_place)]
-    write_atomically(path, "\n".join([_FIRST_LINE, *lines, ""]).encode())
+    return "\n".join([_FIRST_LINE, *lines, ""])
 
 
 def _parse(line: str, where: str) -> LockedKernel:

@@ -109,7 +109,7 @@ class Address:
             parts = urlsplit(url)
             host = (parts.hostname or "").encode("idna").decode() if parts.hostname else ""
             is_known = parts.scheme in {"http", "https"} and bool(host) and parts.port != 0
-            is_known &= url.isprintable() and " " not in url
+            is_known &= url.isprintable() and not set(" ?#") & set(url)
         except (ValueError, UnicodeError):
             is_known = False
         if not is_known:

@@ -28,6 +28,7 @@ _SPELLED = _CONTROLS | UNSEEN
 LINE_BREAK = {ord("\n"): "\\n"}
 
 _MAX_QUOTED = 1000
+_MAX_VALUE = 60
 
 
 def harmless(text: str) -> str:
@@ -39,3 +40,12 @@ def quoted(text: str) -> str:
     """Return `text` as a message quotes it: harmless, on one line, cut where it is long."""
     cut = text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}..."
     return harmless(cut).translate(LINE_BREAK)
+
+
+def value_text(value: object) -> str:
+    """Return a value that a caller gave as a message shows it: on one short line."""
+    try:
+        text = harmless(repr(value)).translate(LINE_BREAK)
+    except ValueError:  # Python does not write an integer of thousands of digits
+        return f"a long {type(value).__name__}"
+    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
+from gemm_tuner.domain.printable import value_text
 from gemm_tuner.domain.units import duration_text
 from gemm_tuner.errors import InvalidSetting, PreparationStopped
 from gemm_tuner.layers.sources import HasSources, Source, seconds_of
@@ -24,7 +25,8 @@ def within(source: Source, total_budget_s: object) -> Source:
     total_s = seconds_of(total_budget_s)
     if not total_s > 0:
         raise InvalidSetting(
-            f"total_budget_s = {total_budget_s!r} cannot be used; give a positive time, or None."
+            f"total_budget_s = {value_text(total_budget_s)} cannot be used; give a positive time, "
+            "or None."
         )
     return LimitedSource(source, total_s)
 

@@ -12,6 +12,7 @@ from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.measurement import Library
+from gemm_tuner.domain.printable import value_text
 from gemm_tuner.domain.reason import speed_text
 from gemm_tuner.domain.verdict import Basis, Verdict
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, ServiceFailed
@@ -89,10 +90,12 @@ def check_tuning(tune: object, budget_s: object) -> float:
     """
     if not isinstance(tune, str) or tune not in get_args(Tune):
         known = ", ".join(get_args(Tune))
-        raise InvalidSetting(f"tune = {tune!r} is not known; use one of: {known}.")
+        raise InvalidSetting(f"tune = {value_text(tune)} is not known; use one of: {known}.")
     seconds = seconds_of(budget_s)
     if not 0 < seconds < inf:
-        raise InvalidSetting(f"budget_s = {budget_s!r} cannot be used; give a positive time.")
+        raise InvalidSetting(
+            f"budget_s = {value_text(budget_s)} cannot be used; give a positive time."
+        )
     return seconds
 
 
@@ -104,6 +107,8 @@ def seconds_of(time: object) -> float:
         return float(time)
     except OverflowError:
         return -inf if time < 0 else inf
+    except (TypeError, ValueError):  # NumPy counts its times among numbers
+        return nan
 
 
 def tune_or_tell(

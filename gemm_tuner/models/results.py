@@ -8,9 +8,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from gemm_tuner.domain.model_run import ModelCase, ModelRun
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.files import locked, read_bounded
+from gemm_tuner.files import behind_links, locked, read_bounded, written_whole
 from gemm_tuner.models.measure import Plan, built_with, package_of
-from gemm_tuner.trust.files import write_publicly
 
 _FORMAT = 1
 _MOST_BYTES = 64 << 20
@@ -31,7 +30,6 @@ class Results:
     def __init__(self, path: Path) -> None:
         """Name the file; there may be none yet."""
         self._path = path
-        self._lock = path.parent / f".{path.name}.lock"
 
     def runs(self) -> tuple[ModelRun, ...]:
         """Return what is finished.
@@ -79,9 +77,12 @@ class Results:
 
     def _write(self, runs: Callable[[], Sequence[ModelRun]]) -> None:
         try:
-            with locked(self._lock):
+            file = behind_links(self._path)
+            with locked(file.with_name(f".{file.name}.lock")):
                 contents = _Contents(format=_FORMAT, runs=tuple(runs()))
-                write_publicly(self._path, _CONTENTS.dump_json(contents, indent=1) + b"\n")
+                text = _CONTENTS.dump_json(contents, indent=1) + b"\n"
+                with written_whole(file) as whole:
+                    whole.write(text)
         except OSError as error:
             raise self._cannot("written", f"{error.strerror or error}") from error
 

@@ -14,13 +14,12 @@ from typing import Annotated, Literal, Self
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
 from gemm_tuner.bench.sample import Sample
-from gemm_tuner.build.cache import write_atomically
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import MAX_THREADS, ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage
-from gemm_tuner.errors import InvalidRecord, InvalidSetting, StoreFailed
+from gemm_tuner.errors import InvalidRecord, InvalidSetting
 from gemm_tuner.files import read_bounded
 from gemm_tuner.resources import tuning_db_dir
 from gemm_tuner.space.catalog import family_named
@@ -28,6 +27,7 @@ from gemm_tuner.store.wire.measurement import MAX_SAMPLES
 from gemm_tuner.store.wire.members import Line
 from gemm_tuner.store.wire.record import MAX_DETAIL, WireCpu
 from gemm_tuner.strict_model import StrictModel
+from gemm_tuner.user_file import make_folder_of, user_file
 
 _MAX_FILE_BYTES = 1 << 28
 _MAX_TEXT_BYTES = 1 << 30
@@ -256,15 +256,12 @@ def _parsed(line: bytes, place: str) -> Recording:
 
 
 def write_recordings(path: Path, recordings: Iterable[Recording]) -> None:
-    """Write a file that others see whole or not at all.
+    """Write a file of recordings; its folder is made if there is none.
 
     Raises:
-        StoreFailed: it cannot be written.
+        InvalidSetting: it cannot be written.
     """
-    remedy = "name another place with --out"
     text = "".join(f"{one.model_dump_json()}\n" for one in recordings)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreFailed(f"{path.parent} cannot be made ({error.strerror}); {remedy}.") from None
-    write_atomically(path, gzip.compress(text.encode(), mtime=0), remedy=remedy)
+    make_folder_of(path)
+    with user_file(path) as file:
+        file.write(gzip.compress(text.encode(), mtime=0))

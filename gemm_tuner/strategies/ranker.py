@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from platformdirs import user_data_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from gemm_tuner.build.cache import write_atomically
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.files import read_bounded
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.strategies.features import FEATURES, features
+from gemm_tuner.user_file import make_folder_of, user_file
 
 _MAX_FILE_BYTES = 1 << 26
 
@@ -107,17 +107,14 @@ def own_ranker_path() -> Path:
 
 
 def write_ranker(path: Path, ranker: Ranker) -> None:
-    """Write a ranker to a file that others see whole or not at all.
+    """Write a ranker to a file; its folder is made if there is none.
 
     Raises:
-        StoreFailed: it cannot be written.
+        InvalidSetting: it cannot be written.
     """
-    remedy = "name another place with --out"
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreFailed(f"{path.parent} cannot be made ({error.strerror}); {remedy}.") from None
-    write_atomically(path, ranker.model_dump_json().encode(), remedy=remedy)
+    make_folder_of(path)
+    with user_file(path) as file:
+        file.write(ranker.model_dump_json().encode())
 
 
 def read_ranker(path: Path) -> Ranker:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gemm_tuner.domain.printable import value_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.sources import AnySource, Source, open_source, seconds_of, tune_or_tell
 from gemm_tuner.machine.measuring_lock import measuring
@@ -153,8 +154,8 @@ def _checked_budget(budget_s: object) -> float:
     seconds = seconds_of(budget_s)
     if not 0 <= seconds <= _LONGEST_BUDGET_S:
         raise InvalidSetting(
-            f"budget_s is {budget_s!r}; give seconds, at most those of a week, or 0 to tune "
-            "nothing."
+            f"budget_s is {value_text(budget_s)}; give seconds, at most those of a week, or 0 to "
+            "tune nothing."
         )
     return seconds
 

@@ -13,6 +13,7 @@ from gemm_tuner_service.dashboard.shell import PageShell
 from gemm_tuner_service.dependencies import RunningService
 from gemm_tuner_service.head import HeadAsGet
 from gemm_tuner_service.limits import FramingControl, RequestLimits
+from gemm_tuner_service.named_twice import NamesOnce
 from gemm_tuner_service.observing import Observation
 from gemm_tuner_service.problems import install_handlers
 from gemm_tuner_service.routes import (
@@ -63,6 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=running,
     )
     # The last that is added is the first that a request meets.
+    app.add_middleware(NamesOnce)
     app.add_middleware(ClientWork)
     app.add_middleware(RequestLimits)
     app.add_middleware(AccessControl)

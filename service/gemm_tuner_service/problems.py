@@ -105,6 +105,13 @@ _HTTP_NAMES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded",
 }
 
+# Why FastAPI could not read a body, which it does not tell; the first row whose class fits.
+_UNREADABLE = (
+    (RecursionError, "it is nested too deeply; send fewer levels"),
+    (UnicodeDecodeError, "it is no text in UTF-8; send it as that"),
+    (ValueError, "a number has too many digits; send a shorter one"),
+)
+
 # What the OpenAPI document says of errors, for every route.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {
@@ -139,6 +146,13 @@ def error_response(error: GemmTunerError) -> Response:
 def busy_response(error: TooManyRequests) -> Response:
     """Return the problem document for a client that asks too much."""
     return problem_response(error.status, error.detail, {"Retry-After": str(error.retry_after_s)})
+
+
+def invalid_request(*faults: Fault) -> Response:
+    """Return the problem document for a request that is not what a route accepts."""
+    place = faults[0].pointer or "request"
+    detail = f"{place}: {faults[0].detail}; see /openapi.json for what is accepted."
+    return _response(_document(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, *faults))
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -181,9 +195,7 @@ def _answer_validation(_request: Request, error: Exception) -> Response:
         Fault(pointer=_pointer(fault["type"], fault["loc"]), detail=str(fault["msg"]))
         for fault in error.errors()[:MAX_FAULTS]
     ]
-    place = faults[0].pointer or "request"
-    detail = f"{place}: {faults[0].detail}; see /openapi.json for what is accepted."
-    return _response(_document(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, *faults))
+    return invalid_request(*faults)
 
 
 def _answer_lines(_request: Request, error: Exception) -> Response:
@@ -199,7 +211,9 @@ def _answer_lines(_request: Request, error: Exception) -> Response:
 
 def _answer_http(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return problem_response(HTTPStatus(error.status_code), error.detail, dict(error.headers or {}))
+    told = next((told for kind, told in _UNREADABLE if isinstance(error.__cause__, kind)), None)
+    detail = f"the body cannot be read as JSON: {told}." if told else error.detail
+    return problem_response(HTTPStatus(error.status_code), detail, dict(error.headers or {}))
 
 
 def _answer_busy(_request: Request, error: Exception) -> Response:

@@ -1,5 +1,6 @@
 """What requests and answers look like."""
 
+import re
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -16,6 +17,14 @@ from gemm_tuner.trust.signature import SignedVerdict
 from gemm_tuner.trust.succession import Succession
 from gemm_tuner_service.bounds import MAX_BATCH, MAX_FAULTS
 from gemm_tuner_service.problems import ProblemDocument
+
+_DIGITS = re.compile(r"-?[0-9]+")
+
+
+def _check_digits(value: object) -> object:
+    if isinstance(value, str) and not _DIGITS.fullmatch(value):
+        raise ValueError("write a number in digits alone")
+    return value
 
 
 def _number_to_text(value: object) -> object:
@@ -38,6 +47,8 @@ ReductionText = Annotated[
         description="`any` order of additions, or `fixed`: the same bits from every kernel",
     ),
 ]
+# Of a number in a query, which pydantic would take from more texts, such as 1_0.
+IN_DIGITS = BeforeValidator(_check_digits)
 Integer = Annotated[int, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**53)]
 Rows = Annotated[
@@ -88,7 +99,7 @@ class KernelQuery(RequestModel):
 
     m: Rows
     n: Columns
-    k: int
+    k: Annotated[int, IN_DIGITS]
     dtype: Text = "f32"
     epilogue: Text = "none"
     w_layout: Text = "nk"
@@ -96,7 +107,7 @@ class KernelQuery(RequestModel):
     operation: OperationText = "linear"
     cpu: Text | None = None
     isa: Text | None = None
-    threads: int = 1
+    threads: Annotated[int, IN_DIGITS] = 1
     regime: Regime = Regime.HOT
 
     def to_problem(self) -> Problem:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.files import open_plain
 
 # asyncio keeps 256 KiB for each connection to read into; a record of TLS has at most 16.
 SSLProtocol.max_size = 2**14
@@ -30,6 +31,8 @@ class TlsFiles:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         try:
+            for file in (self.certificate, self.key):
+                open_plain(file).close()  # OpenSSL would wait for a pipe
             # A password is not asked for: nobody may be there to type it.
             context.load_cert_chain(self.certificate, self.key, password="")
         except OSError as error:

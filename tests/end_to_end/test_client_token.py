@@ -83,7 +83,16 @@ def test_what_is_no_token_is_told_without_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a:1/\udcff", "http://ho\nst", "http://a b", "unix:/tmp/a\n", "http://a/\x1b"]
+    "url",
+    [
+        "http://a:1/\udcff",
+        "http://ho\nst",
+        "http://a b",
+        "unix:/tmp/a\n",
+        "http://a/\x1b",
+        "http://a:1?x=1",
+        "http://a:1/b#c",
+    ],
 )
 def test_addresses_that_no_service_has_are_refused(url: str) -> None:
     with pytest.raises(InvalidSetting, match="is not understood") as told:

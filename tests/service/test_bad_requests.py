@@ -49,6 +49,8 @@ def check_problem_document(answer: httpx.Response, status: int, name: str) -> di
         ({"m": "9" * 5000}, "invalid-request", "/m"),
         ({"k": "1000000000000"}, "invalid-problem", "k = 1000000000000"),
         ({"n": "9" * 5000}, "invalid-request", "/n"),
+        ({"k": "1_0"}, "invalid-request", "/k: Value error, write a number in digits alone"),
+        ({"threads": " 1"}, "invalid-request", "/threads: Value error, write a number in digits"),
         ({"n": "1.5"}, "invalid-problem", "n = '1.5'"),
         ({"n": "nan"}, "invalid-problem", "n = 'nan'"),
         ({"n": "1..64"}, "invalid-problem", "n = 1..64 is a range"),
@@ -88,6 +90,8 @@ def test_a_name_that_is_given_twice_is_refused(client: httpx.Client) -> None:
     question = f'{{"problem": "{PROBLEM.text}", "problem": "{PROBLEM.text}", "cpu": {cpu}}}'
     inner = f'{{"problem": "{PROBLEM.text}", "cpu": {cpu[:-1]}, "vendor": "other"}}}}'
     for answer, name in (
+        (client.get("/v1/records?limit=1&limit=2"), "limit"),
+        (client.get("/healthz?a&a"), "a"),
         (client.get("/v1/kernels?m=16&m=17&n=16&k=16"), "m"),
         (client.post("/v1/resolve", content=question, headers=JSON), "problem"),
         (client.post("/v1/resolve?wait=1s", content=inner, headers=JSON), "vendor"),
@@ -95,6 +99,22 @@ def test_a_name_that_is_given_twice_is_refused(client: httpx.Client) -> None:
     ):
         document = check_problem_document(answer, 422, "invalid-request")
         assert f"'{name}' is given more than once; give it once" in str(document["detail"])
+
+
+def test_a_page_whose_address_gives_a_name_twice_says_so(client: httpx.Client) -> None:
+    answer = client.get("/problems?text=a&text=b", headers={"Accept": "text/html"})
+
+    assert answer.status_code == 422
+    assert "is given more than once; give it once" in answer.text
+
+
+@pytest.mark.parametrize("body", ["9" * 5000, f'{{"a": -{"9" * 5000}}}', "[" * 100_000, "\xff"])
+def test_a_body_that_nobody_asked_for_is_no_fault_of_the_service(
+    client: httpx.Client, body: str
+) -> None:
+    answer = client.request("GET", "/v1/kernels?m=16&n=16&k=16", content=body.encode("latin-1"))
+
+    assert answer.status_code == 200
 
 
 def test_a_missing_value_is_pointed_at(client: httpx.Client) -> None:
@@ -188,20 +208,22 @@ def test_a_layer_that_cannot_share_weights_is_explained(
 
 
 @pytest.mark.parametrize(
-    ("content", "status"),
+    ("content", "status", "name", "told"),
     [
-        (b"", 422),
-        (b"junk", 422),
-        (b"\xff\xfe", 422),
-        (b"[" * 100_000, 400),
-        (b'{"m": 1' + b"0" * 5000 + b"}", 400),
+        (b"", 422, "invalid-request", "Field required"),
+        (b"junk", 422, "invalid-request", "JSON"),
+        (b"\xff\xfe", 422, "invalid-request", "JSON"),
+        (b'"\xff"', 400, "bad-request", "it is no text in UTF-8; send it as that."),
+        (b"[" * 100_000, 400, "bad-request", "it is nested too deeply; send fewer levels."),
+        (b'{"m": 1' + b"0" * 5000 + b"}", 400, "bad-request", "too many digits; send a shorter"),
     ],
 )
-def test_junk_is_not_json(client: httpx.Client, content: bytes, status: int) -> None:
+def test_junk_is_not_json(
+    client: httpx.Client, content: bytes, status: int, name: str, told: str
+) -> None:
     answer = client.post("/v1/resolve", content=content, headers=JSON)
 
-    assert answer.status_code == status
-    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert told in str(check_problem_document(answer, status, name)["detail"])
 
 
 def test_broken_json_is_not_pointed_into(client: httpx.Client) -> None:

@@ -51,7 +51,7 @@ KEY = problem_id(PROBLEM)
         (f"/problems/{KEY}?before=999999999", 200),
         ("/problems?text=nonsense", 422),
         ("/problems?text=" + "x" * 2000, 422),
-        ("/problems?text=f32+1x1x1&text=f32+2x2x2", 404),
+        ("/problems?text=f32+1x1x1&text=f32+2x2x2", 422),
         ("/problems?text=%ff%fe", 422),
         ("/kernels/unknown", 404),
         ("/kernels/" + "0" * 64, 404),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from asyncio.sslproto import SSLProtocol
@@ -243,6 +244,14 @@ def test_a_certificate_that_cannot_be_used_is_told(tmp_path: Path, certificate: 
     (tmp_path / "empty.pem").write_text("")
     with pytest.raises(InvalidSetting, match="cannot be used"):
         TlsFiles(tmp_path / "empty.pem", certificate).context()
+
+
+def test_a_pipe_is_no_certificate_and_not_waited_for(tmp_path: Path, certificate: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for files in (TlsFiles(pipe, certificate), TlsFiles(certificate, pipe)):
+        with pytest.raises(InvalidSetting, match="pipe is not a plain file"):
+            files.context()
 
 
 def test_a_connection_keeps_little_room_to_read_into() -> None:

@@ -168,4 +168,16 @@ def test_a_plot_takes_the_place_of_no_other_file(page: str, out: str, tmp_path: 
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
     with pytest.raises(InvalidSetting, match=r"its plot would take the place of .*a\.svg"):
-        check_page(tmp_path / page, beside=tmp_path / out)
+        check_page(tmp_path / page, beside=tmp_path / out, db="sqlite://")
+
+
+def test_a_plot_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    plot = tmp_path / "a.svg"
+    for leads_to, why in (("a.svg", "Too many levels"), ("database", "a file of the database")):
+        plot.unlink(missing_ok=True)
+        plot.symlink_to(leads_to)
+        with pytest.raises(InvalidSetting, match=rf"a\.svg cannot be written: .*{why}"):
+            check_page(
+                tmp_path / "a.md", beside=tmp_path / "b.json", db=f"sqlite:///{tmp_path}/database"
+            )

@@ -150,7 +150,7 @@ def test_a_mistyped_url_is_an_error() -> None:
 
 
 def test_passwords_are_not_shown() -> None:
-    assert "secret" not in shown_url("sqlite:///file?password=secret")
+    assert "secret" not in shown_url("postgresql://user:secret@host/x?sslpassword=secret")
 
 
 def test_keys_are_named(tmp_path: Path) -> None:

@@ -124,3 +124,21 @@ def test_a_file_in_no_folder_is_refused_by_the_name_that_was_given(tmp_path: Pat
     name = tmp_path / "none" / "file"
     with pytest.raises(OSError, match=f"No such file .*{name}'"), written_whole(name):
         pass
+
+
+def test_a_name_with_a_null_byte_is_refused(tmp_path: Path) -> None:
+    for name in (tmp_path / "a\0b", tmp_path / "a\0b" / "file"):
+        with pytest.raises(OSError, match="no name of a file has a null byte"), written_whole(name):
+            pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_takes_the_place_of_a_program_sets_no_user(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    path.touch()
+    path.chmod(0o6751)
+
+    with written_whole(path) as file:
+        file.write(b"another")
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o751

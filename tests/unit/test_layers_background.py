@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 from linear_parts import K, N
 
@@ -98,7 +99,10 @@ def test_a_forked_child_has_nothing_that_waits() -> None:
         ("wait", -1, "positive"),
         ("wait", "10", "positive"),
         ("never", float("nan"), "positive"),
-        ("wait", 10**400, "positive"),
+        ("wait", 10**400, "budget_s = 1(0){59}\\.\\.\\. cannot be used; give a positive"),
+        pytest.param("wait", 10**5000, "budget_s = a long int cannot be used", id="long time"),
+        pytest.param(10**5000, 1.0, "tune = a long int is not known", id="long name"),
+        ("wait", np.timedelta64(3, "s"), "positive"),
     ],
 )
 def test_settings_of_tuning_are_checked(tune: object, budget_s: object, reason: str) -> None:

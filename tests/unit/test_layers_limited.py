@@ -71,6 +71,16 @@ def test_a_limit_is_a_source_and_keeps_what_it_can() -> None:
     assert within(source, None) is source
 
 
+@pytest.mark.parametrize(
+    "time",
+    [np.timedelta64(3, "s"), -(10**5000), float("nan"), "9" * 5000],
+    ids=["of NumPy", "of many digits", "no number", "long text"],
+)
+def test_a_limit_is_a_positive_time(time: object) -> None:
+    with pytest.raises(InvalidSetting, match=r"total_budget_s = .{1,100} cannot be used"):
+        within(_Source(), time)
+
+
 def test_nothing_is_said_of_a_limit_where_all_is_answered() -> None:
     source = _Source(1, 2)
     limited = LimitedSource(source, 3.0, clock=lambda: source.now_s)

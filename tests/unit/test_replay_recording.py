@@ -388,9 +388,9 @@ def test_a_place_where_nothing_can_be_written_is_told_before_the_work(
     file = tmp_path / "file"
     file.touch()
 
-    assert run(["model", "record", "64", "64", "64", "--out", str(file / "one.jsonl.gz")]) == 3
+    assert run(["model", "record", "64", "64", "64", "--out", str(file / "one.jsonl.gz")]) == 2
 
-    assert "name another place with --out." in capsys.readouterr().err
+    assert f"there is no folder {file}; name another." in capsys.readouterr().err
     assert requests == []
 
 

@@ -177,6 +177,18 @@ def test_an_unusable_url_is_a_clear_error(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "options", ["timeout=abc", "timeout=5", "mode=ro", "foo=bar", "uri=true&foo=1", "a=1&a=2"]
+)
+def test_an_option_of_sqlite_is_refused_by_its_name(options: str, tmp_path: Path) -> None:
+    name = options.partition("=")[0]
+
+    with pytest.raises(InvalidSetting, match=f"takes no options here, such as '{name}'.*leave out"):
+        open_database(f"sqlite:///{tmp_path}/store.sqlite3?{options}")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     "url",
     [
         "nonsense://user:secret@host/x",
@@ -184,6 +196,7 @@ def test_an_unusable_url_is_a_clear_error(url: str) -> None:
         "postgresql:user:secret@host",
         "nonsense://user@host/x?password=secret",
         "postgresql:host?sslpassword=secret",
+        "sqlite:///file?password=secret",
     ],
 )
 def test_a_password_is_not_shown(url: str) -> None:
@@ -296,3 +309,28 @@ def test_a_malformed_file_asks_for_a_backup(tmp_path: Path) -> None:
 
     with pytest.raises(StoreFailed, match="put a copy of it back"):
         open_database(f"sqlite:///{file}")
+
+
+@pytest.mark.parametrize("may_create", [True, False])
+def test_a_file_with_damaged_pages_is_not_called_an_older_one(
+    *, may_create: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "store.sqlite3"
+    open_database(f"sqlite:///{file}").dispose()
+    content = bytearray(file.read_bytes())
+    for page in range(2**14, len(content), 2**14):
+        content[page : page + 64] = b"\xff" * 64
+    file.write_bytes(content)
+
+    with pytest.raises(StoreFailed, match="malformed; put a copy of it back"):
+        open_database(f"sqlite:///{file}", may_create=may_create)
+
+
+def test_a_file_without_its_table_of_trials_is_damaged(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite3"
+    open_database(f"sqlite:///{file}").dispose()
+    with closing(sqlite3.connect(file)) as changed:
+        changed.execute("DROP TABLE trials")
+
+    with pytest.raises(StoreFailed, match="is damaged, it has no table of trials any more; put"):
+        open_database(f"sqlite:///{file}", may_create=False)

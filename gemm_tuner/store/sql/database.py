@@ -11,11 +11,12 @@ from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from gemm_tuner.derive import RULES
+from gemm_tuner.domain.printable import quoted
 from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.store.sql.creating import create_schema, has_tables
 from gemm_tuner.store.sql.postgresql import create_postgresql_engine
 from gemm_tuner.store.sql.sqlite import create_reading_engine, create_sqlite_engine
-from gemm_tuner.store.sql.tables import verdict_state
+from gemm_tuner.store.sql.tables import METADATA, verdict_state
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 _ENGINES = {"sqlite": create_sqlite_engine, "postgresql": create_postgresql_engine}
@@ -24,6 +25,7 @@ _CHECK_FILE = "check its folder's permissions"
 _MALFORMED = "malformed"  # as SQLite says it
 _FULL = ("disk I/O error", "disk is full")  # as SQLite says that, too
 _CHECK_DISK = "check its disk, which may be full"
+_PUT_BACK = "put a copy of it back, which a backup has"
 _CHECK_SERVER = "check that its server runs and lets you in"
 _NOT_SQLITE = "file is not a database"
 
@@ -77,7 +79,7 @@ def open_database(
 
 def _what_to_check(file: Path | None, error: Exception) -> str:
     if _MALFORMED in str(error):
-        return "put a copy of it back, which a backup has"
+        return _PUT_BACK
     if file is None:
         return _CHECK_SERVER
     return _CHECK_DISK if any(said in str(error) for said in _FULL) else _CHECK_FILE
@@ -107,7 +109,9 @@ def _open_to_write(url: URL, *, may_create: bool) -> Engine:
 def _open_to_read(url: URL, file: Path) -> Engine:
     _check_that_it_is_ours(create_reading_engine(url, file), url)
     with _disposed_if_it_fails(create_reading_engine(url, file)) as engine:
-        if is_current(engine):
+        with engine.connect() as connection:
+            has_newest = _has_newest(connection)  # unless it is damaged, which is an error
+        if has_newest:
             engine.update_execution_options(is_read_only=True)
             return engine
         raise StoreFailed(
@@ -148,9 +152,14 @@ def asking_once(engine: Engine) -> Engine:
 def is_current(engine: Engine) -> bool:
     """Return whether the database answers, with the newest schema and verdicts by its rules."""
     with suppress(SQLAlchemyError, StoreFailed), engine.connect() as connection:
-        found = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
-        return list(found) == [newest_revision()] and _follows_rules(connection)
+        return _has_newest(connection)
     return False
+
+
+def _has_newest(connection: Connection) -> bool:
+    """Return whether the schema is the newest, with verdicts by the rules of this version."""
+    found = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
+    return list(found) == [newest_revision()] and _follows_rules(connection)
 
 
 def _follows_rules(connection: Connection) -> bool:
@@ -200,7 +209,24 @@ def parse_url(url: str) -> URL:
             f"database URL {name} cannot be used: {error}; "
             'for PostgreSQL run: pip install "gemm-tuner[postgres]".'
         ) from error
+    _check_options(parsed)
     return parsed
+
+
+def _check_options(url: URL) -> None:
+    """Check that a URL of SQLite has no options: connections are set up in one way.
+
+    Those of PostgreSQL are checked by its driver.
+
+    Raises:
+        InvalidSetting: it has some.
+    """
+    if url.get_backend_name() == "sqlite" and url.query:
+        options = ", ".join(repr(quoted(name)) for name in url.query)
+        raise InvalidSetting(
+            f"database URL {shown(url)} cannot be used: SQLite takes no options here, such as "
+            f"{options}; leave out what follows the '?'."
+        )
 
 
 def shown(url: URL) -> str:
@@ -256,10 +282,18 @@ def _file_of(url: URL) -> Path | None:
 def _check_that_it_is_ours(engine: Engine, url: URL) -> None:
     """Check that a database is one of gemm-tuner, of any version; change nothing."""
     try:
-        if not {"alembic_version", "trials"} <= set(inspect(engine).get_table_names()):
-            raise _missing(f"the database {shown(url)} holds no records of gemm-tuner")
+        names = set(inspect(engine).get_table_names())
     finally:
         engine.dispose()
+    if {"alembic_version", "trials"} <= names:
+        return
+    ours = METADATA.tables.keys()
+    if len(names & ours) > len(ours) / 2:
+        raise StoreFailed(
+            f"the database {shown(url)} is damaged, it has no table of trials any more; "
+            f"{_PUT_BACK}, or name another with --db or GEMM_TUNER_DB."
+        )
+    raise _missing(f"the database {shown(url)} holds no records of gemm-tuner")
 
 
 def _missing(what: str) -> StoreFailed:

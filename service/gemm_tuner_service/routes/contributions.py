@@ -13,7 +13,12 @@ from gemm_tuner.store.wire.record import parse_record
 from gemm_tuner_service.bounds import MAX_BATCH, MAX_FAULTS, MAX_PAGE
 from gemm_tuner_service.dependencies import Asking, RequestWork, Service
 from gemm_tuner_service.problems import RESPONSES, Fault, InvalidLines
-from gemm_tuner_service.schemas import ContributionsPage, ContributionView, RecordsReceipt
+from gemm_tuner_service.schemas import (
+    IN_DIGITS,
+    ContributionsPage,
+    ContributionView,
+    RecordsReceipt,
+)
 
 router = APIRouter(tags=["contributions"], responses=RESPONSES)
 
@@ -90,8 +95,8 @@ def list_contributions(
     service: Service,
     caller: Asking,
     work: RequestWork,
-    cursor: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: Annotated[int, Query(ge=0, lt=2**31), IN_DIGITS] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE), IN_DIGITS] = 100,
 ) -> ContributionsPage:
     """Return what the caller contributed and is not accepted yet, a page at a time."""
     work.charge(limit)

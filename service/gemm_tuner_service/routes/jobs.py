@@ -25,6 +25,7 @@ from gemm_tuner_service.job_watch import JobWatch
 from gemm_tuner_service.lasting import Lasting, let_last
 from gemm_tuner_service.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES, describe
+from gemm_tuner_service.schemas import IN_DIGITS
 
 STREAM_S = 300.0  # so long at most does a token that was revoked go on
 HEARTBEAT_S = 15.0
@@ -92,7 +93,7 @@ def list_jobs(
     caller: Asking,
     work: RequestWork,
     state: Annotated[JobState | None, Query()] = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE), IN_DIGITS] = 100,
 ) -> JobsPage:
     """Return the jobs that the caller asked for, or with `admin` all, the newest first."""
     work.charge(limit)

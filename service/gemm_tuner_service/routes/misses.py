@@ -8,6 +8,7 @@ from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import RequestWork, Service
 from gemm_tuner_service.job_schemas import MissesPage, MissView
 from gemm_tuner_service.problems import RESPONSES
+from gemm_tuner_service.schemas import IN_DIGITS
 
 router = APIRouter(tags=["jobs"], responses=RESPONSES)
 
@@ -16,7 +17,7 @@ router = APIRouter(tags=["jobs"], responses=RESPONSES)
 def list_misses(
     service: Service,
     work: RequestWork,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE), IN_DIGITS] = 100,
 ) -> MissesPage:
     """Return the questions without a measured answer, what all callers asked most first."""
     work.charge(limit)

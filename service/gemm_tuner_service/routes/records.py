@@ -8,7 +8,7 @@ from gemm_tuner.store.wire.record import WireRecord
 from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import RequestWork, Service
 from gemm_tuner_service.problems import RESPONSES
-from gemm_tuner_service.schemas import RecordsPage
+from gemm_tuner_service.schemas import IN_DIGITS, RecordsPage
 
 router = APIRouter(tags=["records"], responses=RESPONSES)
 
@@ -17,8 +17,8 @@ router = APIRouter(tags=["records"], responses=RESPONSES)
 def list_records(
     service: Service,
     work: RequestWork,
-    cursor: Annotated[int, Query(ge=0, lt=2**31)] = 0,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: Annotated[int, Query(ge=0, lt=2**31), IN_DIGITS] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE), IN_DIGITS] = 100,
 ) -> RecordsPage:
     """Return records in the order they were made, a page at a time."""
     work.charge(limit)

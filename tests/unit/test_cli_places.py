@@ -1,0 +1,172 @@
+"""Where commands write files: what cannot be written is said before the work."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from restricted import full_disk, obeying_permissions
+
+from gemm_tuner.cli.main import WRONG_USAGE, run
+from gemm_tuner.cli.places import check_place
+from gemm_tuner.client.lock import read_lock, write_lock
+from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.models.results import Results
+from gemm_tuner.store.sql.database import open_database
+
+SIMULATE = ["simulate", "1", "256", "256", "--target", "zen5", "--threads", "1,2"]
+CHECK = """
+import sys
+from pathlib import Path
+from gemm_tuner.cli.places import check_place
+from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.user_file import user_file
+
+for place in map(Path, sys.argv[1:]):
+    for what in (check_place, lambda path: user_file(path).__enter__()):
+        try:
+            what(place)
+        except GemmTunerError as error:
+            print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["database.svg", "link.svg", "wal.svg"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["records", "export"],
+        ["source", "64", "64", "64", "--header"],
+        ["source", "64", "64", "64", "--binary"],
+        ["bench", "64", "64", "64", "--plot"],
+        ["model", "train", "--out"],
+        ["report", "--out"],
+        ["bench-models", "--out"],
+        [*SIMULATE, "--plot"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_writes_over_its_database(
+    command: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = tmp_path / "database.svg"
+    open_database(f"sqlite:///{database}").dispose()
+    (tmp_path / "link.svg").symlink_to(database)
+    (tmp_path / "wal.svg").symlink_to(f"{database}-wal")
+    before = database.read_bytes()
+
+    code = run([*command, str(tmp_path / name), "--db", f"sqlite:///{database}"])
+
+    assert code == WRONG_USAGE
+    assert f"{name} cannot be written: it is a file of the database" in capsys.readouterr().err
+    assert database.read_bytes() == before
+
+
+def test_the_files_beside_a_linked_database_are_known(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("database")
+    open_database(f"sqlite:///{tmp_path}/database").dispose()
+
+    with pytest.raises(InvalidSetting, match="it is a file of the database"):
+        check_place(tmp_path / "database-wal", databases=[f"sqlite:///{tmp_path}/link"])
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (".", "it is a folder"),
+        ("none/file", "there is no folder {}/none"),
+        ("to_none", "there is no folder {}/none"),
+        ("circle", "Too many levels of symbolic links"),
+        ("x" * 256, "File name too long"),
+    ],
+)
+def test_a_place_where_no_file_can_be_is_refused(name: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "to_none").symlink_to(tmp_path / "none" / "file")
+    (tmp_path / "circle").symlink_to("circle")
+
+    with pytest.raises(InvalidSetting, match=why.format(tmp_path)):
+        check_place(tmp_path / name)
+
+
+def test_a_place_where_a_file_can_be_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("new")
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "open").open("wb") as opened:
+        for place in ("link", "new", "pipe", f"/dev/fd/{opened.fileno()}"):
+            check_place(tmp_path / place)
+
+
+def test_modes_of_files_and_folders_are_obeyed(tmp_path: Path) -> None:
+    file, folder, link = tmp_path / "file", tmp_path / "folder", tmp_path / "link"
+    file.touch()
+    file.chmod(0o444)
+    folder.mkdir()
+    (folder / "file").touch(mode=0o666)
+    link.symlink_to(folder / "file")
+    folder.chmod(0o555)
+    places = [file, folder / "file", link, folder / "new"]
+
+    command = obeying_permissions([sys.executable, "-c", CHECK, *map(str, places)])
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    folder.chmod(0o755)
+
+    assert [line.partition(": ")[0] for line in told.splitlines()] == [
+        f"file {place} cannot be written" for place in places for _ in range(2)
+    ]
+    assert told.lower().count("permission denied") == 2 * len(places)
+
+
+def test_a_picture_stays_where_the_disk_is_full(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    picture = tmp_path / "picture.svg"
+    picture.write_text("an older one")
+
+    with full_disk(1024):
+        assert run([*SIMULATE, "--plot", str(picture)]) == WRONG_USAGE
+
+    assert f"{picture} cannot be written: File too large" in capsys.readouterr().err
+    assert picture.read_text() == "an older one"
+
+
+def test_a_lock_file_is_written_through_a_link_and_keeps_its_mode(tmp_path: Path) -> None:
+    file, link = tmp_path / "project.lock", tmp_path / "gemm-tuner.lock"
+    file.touch()
+    file.chmod(0o644)
+    link.symlink_to("project.lock")
+
+    write_lock(link, [])
+
+    assert link.is_symlink()
+    assert read_lock(file) == {}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+
+
+def test_a_lock_file_that_cannot_be_written_is_told_before_a_service_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe, place = tmp_path / "pipe", tmp_path / "none" / "gemm-tuner.lock"
+    os.mkfifo(pipe)
+
+    code = run(["lock", "1", "64", "64", "--url", "http://127.0.0.1:1", "--file", str(place)])
+    with pytest.raises(InvalidSetting, match=r"No such device or address; name another\."):
+        write_lock(pipe, [])
+
+    assert code == WRONG_USAGE
+    assert "there is no folder" in capsys.readouterr().err
+    assert pipe.is_fifo()
+
+
+def test_results_are_kept_through_a_link(tmp_path: Path) -> None:
+    link, file = tmp_path / "results.json", tmp_path / "folder" / "results.json"
+    file.parent.mkdir()
+    link.symlink_to(file)
+
+    Results(link).check()
+
+    assert link.is_symlink()
+    assert Results(file).runs() == ()
+    assert file.is_file()
