@@ -148,7 +148,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         number of a layer follows from the bytes of its kernels. Without, the pass changes nothing.
         The number rises when the code that calls them changes.
         """
-        return "gemm_tuner.torch 2"
+        return "gemm_tuner.torch 3"
 
     def write_kernels(self, folder: str | Path) -> Path:
         """Write the kernels of what was compiled since this was enabled, and the operators.

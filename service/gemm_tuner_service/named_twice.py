@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gemm_tuner_service.problems import Fault, invalid_request
 
 _LONGEST_SHOWN = 64
+_WITHOUT_QUERIES = {"/healthz", "/metrics", "/readyz"}  # monitoring adds names of its own
 
 
 class NamedTwice(ValueError):
@@ -33,7 +34,7 @@ def members(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class NamesOnce:
-    """Middleware that refuses a query which gives a name twice, whatever the route."""
+    """Middleware that refuses a query which gives a name twice, at every route that reads one."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -41,7 +42,8 @@ class NamesOnce:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on if each name is there once."""
         try:
-            if query := scope.get("query_string"):
+            query = scope.get("query_string")
+            if query and scope["path"] not in _WITHOUT_QUERIES:
                 members(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
         except NamedTwice as error:
             refusal = invalid_request(Fault(pointer="", detail=str(error)))

@@ -61,7 +61,7 @@ class _Transposed(torch.nn.Module):  # type: ignore[misc]  # as above
         return self.layer(torch.tanh(x).transpose(-1, -2))
 
 
-@pytest.mark.parametrize("shape", [(K, 6), (2, K, 6)])
+@pytest.mark.parametrize("shape", [(K, 6), (1, K, 6), (2, K, 6)])
 def test_transposed_rows_are_not_copied(shape: tuple[int, ...]) -> None:
     model, x = _Transposed().eval(), torch.rand(*shape)
     enabled = gt.enable(Kernels(rows=("1..99",)))

@@ -91,7 +91,6 @@ def test_a_name_that_is_given_twice_is_refused(client: httpx.Client) -> None:
     inner = f'{{"problem": "{PROBLEM.text}", "cpu": {cpu[:-1]}, "vendor": "other"}}}}'
     for answer, name in (
         (client.get("/v1/records?limit=1&limit=2"), "limit"),
-        (client.get("/healthz?a&a"), "a"),
         (client.get("/v1/kernels?m=16&m=17&n=16&k=16"), "m"),
         (client.post("/v1/resolve", content=question, headers=JSON), "problem"),
         (client.post("/v1/resolve?wait=1s", content=inner, headers=JSON), "vendor"),
@@ -326,3 +325,10 @@ def test_the_path_of_an_unexpected_error_is_one_line_of_the_log(
         documents._answer_unexpected(request, RuntimeError())
 
     assert caplog.records[0].getMessage() == r"GET '/\nERROR \x1b[2J' failed"
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/metrics", "/readyz"])
+def test_monitoring_may_add_names_of_its_own(client: httpx.Client, path: str) -> None:
+    answer = client.get(f"{path}?name[]=a&name[]=b")
+
+    assert answer.status_code == httpx.codes.OK
