@@ -3,6 +3,7 @@
 import os
 import resource
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,13 +21,18 @@ def obeying_permissions(command: Sequence[str]) -> list[str]:
 
 @contextmanager
 def full_disk(size_bytes: int = 0) -> Iterator[None]:
-    """Let no file of this process grow beyond a size."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """Let no file of this process grow beyond a size.
+
+    Python keeps what it compiles without looking whether all of that was written: not now.
+    """
+    limits, keeps_none = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        sys.dont_write_bytecode = keeps_none
 
 
 # What a kernel, its settings or a container say, and a fault of the sandbox does not.

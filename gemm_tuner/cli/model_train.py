@@ -35,7 +35,7 @@ def train_command(
 
     "gemm-tuner sweep --strategy learned" searches by it, and needs no scikit-learn.
     """
-    check_place(out, databases=[] if db is None else [db])
+    check_place(out, databases=[] if db is None else [db], makes_folder=True)
     cpu = detect_cpu()
     own = recording_path(cpu)
     paths = files or ([own] if own.exists() or db is None else [])

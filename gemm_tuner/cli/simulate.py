@@ -107,7 +107,8 @@ def simulate(
     problem.check_work()
     rows = _rows_of_call(problem, m_of_call)
     regimes = Regime.parse_choice(regime)
-    _check_plot(plot, db)
+    # A kernel that is named, or one for another CPU, is not looked for in a database.
+    _check_plot(plot, [] if target or candidate else [db])
     if rank is not None and (plot or candidate or db or compiler):
         raise InvalidSetting(
             "--rank compares kernels by the model; leave out --candidate, --plot, --db and "
@@ -176,7 +177,7 @@ def _rows_of_call(problem: Problem, asked: int | None) -> int:
     return rows
 
 
-def _check_plot(plot: Path | None, db: str | None) -> None:
+def _check_plot(plot: Path | None, databases: Sequence[str | None]) -> None:
     if plot is None:
         return
     if plot.suffix not in _PICTURES:
@@ -184,7 +185,7 @@ def _check_plot(plot: Path | None, db: str | None) -> None:
             f"file {str(plot)!r} is no picture that can be drawn; end its name in "
             f"{' or '.join(_PICTURES)}."
         )
-    check_place(plot, databases=[db])
+    check_place(plot, databases=databases)
     check_plots("a simulation")
 
 

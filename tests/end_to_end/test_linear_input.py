@@ -91,7 +91,7 @@ def test_an_out_that_cannot_be_used_is_told(dtype: Literal["int8"] | None) -> No
         ({"dtype": "s4"}, InvalidSetting, "dtype = 's4' is not known"),
         ({"tune": "now"}, InvalidSetting, "tune = 'now' is not known"),
         ({"budget_s": np.float32(-1)}, InvalidSetting, r"budget_s = np.float32\(-1.0\) cannot"),
-        ({"budget_s": 10**400}, InvalidSetting, "budget_s = 10{400} cannot be used"),
+        ({"budget_s": 10**400}, InvalidSetting, r"budget_s = 10{59}\.\.\. cannot be used"),
         ({"budget_s": 0}, InvalidSetting, "budget_s = 0 cannot be used"),
         ({"budget_s": "1"}, InvalidSetting, "budget_s = '1' cannot be used"),
         ({"budget_s": True}, InvalidSetting, "budget_s = True cannot be used"),

@@ -1,11 +1,11 @@
 """The table and the page of `gemm-tuner bench-models`."""
 
-import resource
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from model_bench import CASE, measured_by, with_times
+from restricted import full_disk
 
 from gemm_tuner.cli.bench_models_report import mean_text, means, ordered, print_runs, why_slower
 from gemm_tuner.cli.models_page import BEGIN, END, check_page, write_page
@@ -151,14 +151,9 @@ def test_a_page_stays_where_the_disk_is_full(measured: ModelRun, tmp_path: Path)
     page = tmp_path / "models.md"
     page.write_text(text := f"# Mine\n{BEGIN}\n{END}\n" + "What a person wrote.\n" * 100)
     alone = replace(measured, ways=measured.ways[:2])  # has no plot
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    try:
-        with pytest.raises(InvalidSetting, match="File too large"):
-            write_page(page, [alone])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(1024), pytest.raises(InvalidSetting, match="File too large"):
+        write_page(page, [alone])
 
     assert page.read_text() == text
 

@@ -44,7 +44,7 @@ for place in map(Path, sys.argv[1:]):
         ["model", "train", "--out"],
         ["report", "--out"],
         ["bench-models", "--out"],
-        [*SIMULATE, "--plot"],
+        ["simulate", "1", "64", "64", "--threads", "1", "--plot"],
     ],
     ids=" ".join,
 )
@@ -62,6 +62,57 @@ def test_no_command_writes_over_its_database(
     assert code == WRONG_USAGE
     assert f"{name} cannot be written: it is a file of the database" in capsys.readouterr().err
     assert database.read_bytes() == before
+
+
+def test_a_database_may_be_called_as_a_url_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_database("sqlite:///file:a").dispose()
+    before = Path("file:a").read_bytes()
+
+    assert run(["records", "export", "file:a", "--db", "sqlite:///file:a"]) == WRONG_USAGE
+    assert "it is a file of the database" in capsys.readouterr().err
+    assert Path("file:a").read_bytes() == before
+    assert stat.S_IMODE(Path("file:a").stat().st_mode) == 0o600
+
+
+def test_a_picture_of_another_cpu_needs_no_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEMM_TUNER_DB", "of a typing error")
+
+    assert run([*SIMULATE, "--plot", str(tmp_path / "a.svg")]) == 0
+
+
+@pytest.mark.parametrize("command", ["train", "record"])
+def test_the_folder_of_a_model_is_made(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").touch()
+    asked = {
+        "train": [str(tmp_path / "empty")],
+        "record": ["1", "16", "16", "--compiler", "of-nobody"],
+    }
+
+    run(["model", command, *asked[command], "--out", str(tmp_path / "new" / "out")])
+
+    assert "cannot be written" not in capsys.readouterr().err
+    assert (tmp_path / "new").is_dir()
+
+
+def test_a_file_of_another_user_in_a_shared_folder_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "a"
+    place.touch()
+    tmp_path.chmod(0o1777)
+    monkeypatch.setattr(os, "geteuid", lambda: place.stat().st_uid + 1)
+
+    with pytest.raises(InvalidSetting, match="lets only the file's owner replace it"):
+        check_place(place)
+
+    check_place(tmp_path / "new")
 
 
 def test_the_files_beside_a_linked_database_are_known(tmp_path: Path) -> None:

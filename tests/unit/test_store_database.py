@@ -177,6 +177,24 @@ def test_an_unusable_url_is_a_clear_error(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("sqlite://host/store.sqlite3", "SQLite has no host"),
+        ("sqlite:///a%00b", "no name of a file has a null byte"),
+    ],
+)
+def test_a_url_of_sqlite_names_a_file_alone(
+    url: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(InvalidSetting, match=why):
+        open_database(url)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
     "options", ["timeout=abc", "timeout=5", "mode=ro", "foo=bar", "uri=true&foo=1", "a=1&a=2"]
 )
 def test_an_option_of_sqlite_is_refused_by_its_name(options: str, tmp_path: Path) -> None:
@@ -326,11 +344,12 @@ def test_a_file_with_damaged_pages_is_not_called_an_older_one(
         open_database(f"sqlite:///{file}", may_create=may_create)
 
 
-def test_a_file_without_its_table_of_trials_is_damaged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("table", ["trials", "alembic_version"])
+def test_a_file_without_one_of_its_tables_is_damaged(table: str, tmp_path: Path) -> None:
     file = tmp_path / "store.sqlite3"
     open_database(f"sqlite:///{file}").dispose()
     with closing(sqlite3.connect(file)) as changed:
-        changed.execute("DROP TABLE trials")
+        changed.execute(f"DROP TABLE {table}")
 
-    with pytest.raises(StoreFailed, match="is damaged, it has no table of trials any more; put"):
+    with pytest.raises(StoreFailed, match=f"is damaged, it has no table {table} any more; put"):
         open_database(f"sqlite:///{file}", may_create=False)

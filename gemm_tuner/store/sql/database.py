@@ -22,7 +22,7 @@ from gemm_tuner.trust.attestation import MeasuringKeys
 _ENGINES = {"sqlite": create_sqlite_engine, "postgresql": create_postgresql_engine}
 _HOW_TO_WRITE_IT = "write it as sqlite:////folder/file.sqlite3 or postgresql://user@host/database"
 _CHECK_FILE = "check its folder's permissions"
-_MALFORMED = "malformed"  # as SQLite says it
+_MALFORMED = ("malformed", "no such table", "already exists")  # as SQLite says it
 _FULL = ("disk I/O error", "disk is full")  # as SQLite says that, too
 _CHECK_DISK = "check its disk, which may be full"
 _PUT_BACK = "put a copy of it back, which a backup has"
@@ -78,7 +78,7 @@ def open_database(
 
 
 def _what_to_check(file: Path | None, error: Exception) -> str:
-    if _MALFORMED in str(error):
+    if any(said in str(error) for said in _MALFORMED):
         return _PUT_BACK
     if file is None:
         return _CHECK_SERVER
@@ -209,19 +209,23 @@ def parse_url(url: str) -> URL:
             f"database URL {name} cannot be used: {error}; "
             'for PostgreSQL run: pip install "gemm-tuner[postgres]".'
         ) from error
-    _check_options(parsed)
+    if parsed.get_backend_name() == "sqlite":
+        _check_sqlite(parsed)
     return parsed
 
 
-def _check_options(url: URL) -> None:
-    """Check that a URL of SQLite has no options: connections are set up in one way.
-
-    Those of PostgreSQL are checked by its driver.
+def _check_sqlite(url: URL) -> None:
+    """Check that a URL of SQLite names a file and nothing else: connections are set up in one way.
 
     Raises:
-        InvalidSetting: it has some.
+        InvalidSetting: it has options or a host, or no file has such a name.
     """
-    if url.get_backend_name() == "sqlite" and url.query:
+    if url.host or url.username or "\0" in (url.database or ""):
+        why = "no name of a file has a null byte" if not url.host else "SQLite has no host"
+        raise InvalidSetting(
+            f"database URL {quoted(shown(url))} cannot be used: {why}; {_HOW_TO_WRITE_IT}."
+        )
+    if url.query:
         options = ", ".join(repr(quoted(name)) for name in url.query)
         raise InvalidSetting(
             f"database URL {shown(url)} cannot be used: SQLite takes no options here, such as "
@@ -276,7 +280,7 @@ def _file_of(url: URL) -> Path | None:
     """Return the file of an SQLite database; None of others, and of one in memory."""
     name = url.database or ""
     is_file = url.get_backend_name() == "sqlite" and name not in {"", ":memory:"}
-    return Path(name) if is_file and not name.startswith("file:") else None
+    return Path(name) if is_file else None
 
 
 def _check_that_it_is_ours(engine: Engine, url: URL) -> None:
@@ -285,13 +289,15 @@ def _check_that_it_is_ours(engine: Engine, url: URL) -> None:
         names = set(inspect(engine).get_table_names())
     finally:
         engine.dispose()
-    if {"alembic_version", "trials"} <= names:
+    needed = {"alembic_version", "trials"}
+    if needed <= names:
         return
     ours = METADATA.tables.keys()
     if len(names & ours) > len(ours) / 2:
         raise StoreFailed(
-            f"the database {shown(url)} is damaged, it has no table of trials any more; "
-            f"{_PUT_BACK}, or name another with --db or GEMM_TUNER_DB."
+            f"the database {shown(url)} is damaged, it has no table "
+            f"{' and no '.join(sorted(needed - names))} any more; {_PUT_BACK}, or name another "
+            "with --db or GEMM_TUNER_DB."
         )
     raise _missing(f"the database {shown(url)} holds no records of gemm-tuner")
 

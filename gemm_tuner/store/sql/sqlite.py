@@ -30,7 +30,7 @@ def create_sqlite_engine(url: URL) -> Engine:
     engine = create_engine(url)
     event.listen(engine, "connect", _set_up)
     event.listen(engine, "begin", _begin)
-    if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
+    if url.database and url.database != ":memory:":
         _follow(engine, Path(url.database))
     return engine
 
