@@ -180,8 +180,8 @@ def follow_frozen_weights(is_on: Callable[[], bool]) -> None:
             return freeze(module, inputs, **keywords)
         if not _come_first(context, inputs, keywords["num_example_inputs"]):
             _LOG.warning(
-                "a graph writes a buffer that shares memory with others, so no weight of it is a "
-                "constant, and its layers stay as they are; clone() the buffer that is a view."
+                "a graph writes a tensor that shares memory with others, so no weight of it is a "
+                "constant, and its layers stay as they are; clone() the one that is a view."
             )
             note_varying(context.params_flat or ())  # which of them is not known here
             context.params_flat = []

@@ -390,7 +390,7 @@ def test_a_place_where_nothing_can_be_written_is_told_before_the_work(
 
     assert run(["model", "record", "64", "64", "64", "--out", str(file / "one.jsonl.gz")]) == 2
 
-    assert f"there is no folder {file}; name another." in capsys.readouterr().err
+    assert "its folder cannot be made (File exists); name another." in capsys.readouterr().err
     assert requests == []
 
 
