@@ -179,7 +179,9 @@ def test_an_unusable_url_is_a_clear_error(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("sqlite://host/store.sqlite3", "SQLite has no host"),
+        ("sqlite://host/store.sqlite3", "SQLite has no host and no user"),
+        ("sqlite://user@/store.sqlite3", "SQLite has no host and no user"),
+        ("sqlite://:80/store.sqlite3", "SQLite has no host and no user"),
         ("sqlite:///a%00b", "no name of a file has a null byte"),
     ],
 )

@@ -78,10 +78,10 @@ def open_database(
 
 
 def _what_to_check(file: Path | None, error: Exception) -> str:
-    if any(said in str(error) for said in _MALFORMED):
-        return _PUT_BACK
     if file is None:
         return _CHECK_SERVER
+    if any(said in str(error) for said in _MALFORMED):
+        return _PUT_BACK
     return _CHECK_DISK if any(said in str(error) for said in _FULL) else _CHECK_FILE
 
 
@@ -220,8 +220,12 @@ def _check_sqlite(url: URL) -> None:
     Raises:
         InvalidSetting: it has options or a host, or no file has such a name.
     """
-    if url.host or url.username or "\0" in (url.database or ""):
-        why = "no name of a file has a null byte" if not url.host else "SQLite has no host"
+    why = None
+    if any((url.host, url.port, url.username, url.password)):
+        why = "SQLite has no host and no user"
+    elif "\0" in (url.database or ""):
+        why = "no name of a file has a null byte"
+    if why is not None:
         raise InvalidSetting(
             f"database URL {quoted(shown(url))} cannot be used: {why}; {_HOW_TO_WRITE_IT}."
         )
