@@ -38,6 +38,7 @@ CHILD = """
         time.sleep(60)
     wrong = "its output is off by 5.0e-01 of the norm; 1e-04 is tolerated in f32"
     error = {"error": 0.5, "wrong": wrong} if way == "off" else {"error": 1e-6}
+    error["agreement"] = 0.75
     resident = 2**40 if way == "huge" else 2**20
     layers = {"taken": 3, "left": 1, "why_left": ["1: a tie."]}
     tell(ready={**error, "call_s": 0.01, "resident_bytes": resident, **layers})

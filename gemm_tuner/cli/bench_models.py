@@ -1,7 +1,7 @@
 """`gemm-tuner bench-models`: whole models, beside what a user would pick instead."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -24,6 +24,7 @@ from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.models.measure import OnStep, Plan, measure_case
 from gemm_tuner.models.results import Results, standing
+from gemm_tuner.models.row import Precision
 from gemm_tuner.models.table import MODELS, PRECISIONS, WAYS
 from gemm_tuner.store.sql.database import default_database_url, open_database
 from gemm_tuner.tuning.progress import Progress
@@ -98,7 +99,7 @@ def bench_models(
     results.check()
     if markdown is not None:
         check_page(markdown, beside=out, db=db)
-    _check_packages()
+    _check_packages(PRECISIONS[one] for one in dtype.split(","))
     url = db or default_database_url()
     open_database(url).dispose()
     plan = Plan(
@@ -237,15 +238,19 @@ def _numbers(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, words)))
 
 
-def _check_packages() -> None:
-    """Check that models can be built.
+def _check_packages(precisions: Iterable[Precision]) -> None:
+    """Check that models can be built, and converted.
 
     Raises:
-        MissingCapability: PyTorch or transformers is not installed.
+        MissingCapability: PyTorch, transformers or what converts them is not installed.
     """
-    for package in ("torch", "transformers"):
+    needed = [
+        ("bench-models", package, 'pip install "gemm-tuner[torch,models]"')
+        for package in ("torch", "transformers")
+    ]
+    needed += [(f"--dtype {one.name}", one.needs, one.install) for one in precisions if one.needs]
+    for what, package, install in needed:
         if find_spec(package) is None:
             raise MissingCapability(
-                f"bench-models needs {package}, which is not installed; "
-                'run: pip install "gemm-tuner[torch,models]".'
+                f"{what} needs {package}, which is not installed; run: {install}."
             )

@@ -201,6 +201,7 @@ def _facts(run: ModelRun) -> dict[str, Any]:
                 "package": one.package or None,
                 "median_ns": one.timing.median_ns if one.is_result else None,
                 "error": one.error,
+                "agreement": one.agreement,
                 "taken": one.taken,
                 "left": one.left,
                 "why_left": list(one.why_left),

@@ -20,10 +20,11 @@ from gemm_tuner.cli.bench_models_report import (
 from gemm_tuner.cli.places import check_place
 from gemm_tuner.cli.plotting import check_plots
 from gemm_tuner.domain.measurement import Ratio
-from gemm_tuner.domain.model_run import ModelRun
+from gemm_tuner.domain.model_run import ModelRun, WayRun
 from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.files import read_bounded
+from gemm_tuner.models.table import PRECISIONS
 from gemm_tuner.user_file import user_file
 
 BEGIN, END = "<!-- bench-models: begin -->", "<!-- bench-models: end -->"
@@ -110,6 +111,7 @@ def _lines(runs: Sequence[ModelRun], plot: str | None) -> Iterator[str]:
         yield f"![Speed over the best of the other ways]({plot})\n"
     yield from _table(runs)
     yield from _slower(runs)
+    yield from _quantised(runs)
     found = reasons(runs)
     if found:
         yield "\n### Ways that are no result\n"
@@ -177,6 +179,30 @@ def _slower(runs: Sequence[ModelRun]) -> Iterator[str]:
         yield f"- {run.case.text}: {run.ours.way}: {why_slower(run)}"
         for why in run.ours.why_left:
             yield f"  - left: {_cell(why)}"
+
+
+def _quantised(runs: Sequence[ModelRun]) -> Iterator[str]:
+    """Say how near the outputs of quantised models are to those in f32."""
+    found = [run for run in ordered(runs) if PRECISIONS[run.case.dtype].needs]
+    if not found:
+        return
+    names = list(dict.fromkeys(one.way for run in found for one in run.ways if one.is_result))
+    yield "\n### Outputs of quantised models\n"
+    yield (
+        "The share of rows whose largest element is where it is in f32, and the largest distance "
+        "over the largest element.\n"
+    )
+    yield _table_row("Case", *names)
+    yield "|---" * (len(names) + 1) + "|"
+    for run in found:
+        by_name = {one.way: _outputs_cell(one) for one in run.ways if one.is_result}
+        yield _table_row(run.case.text, *(by_name.get(name, "") for name in names))
+
+
+def _outputs_cell(one: WayRun) -> str:
+    if one.agreement is None or one.error is None:
+        return ""
+    return f"{one.agreement:.1%}, {one.error:.1e}"
 
 
 def _table_row(*cells: str) -> str:

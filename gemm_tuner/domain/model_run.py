@@ -59,7 +59,8 @@ class WayRun:
     `package` is what it is of, with its version, and `settings` are how it was asked. A sample is
     the median time of a call in one round, in ns; `disturbed` says of each whether its threads
     waited for a core. `error` is the largest distance of an output from the one in f32, over the
-    largest element of that. `ready_s` is how long it took until it could be timed. `taken` and
+    largest element of that, and `agreement` the share of rows whose largest element is where it is
+    in f32. `ready_s` is how long it took until it could be timed. `taken` and
     `left` count linear layers, and `why_left` says why each kind of them was left, of our ways. A
     reason that `may_pass` is of the moment, such as memory that was short.
     """
@@ -71,6 +72,7 @@ class WayRun:
     samples_ns: tuple[int, ...] = ()
     disturbed: tuple[bool, ...] = ()
     error: float | None = None
+    agreement: float | None = None
     ready_s: float | None = None
     shares: TimeShares | None = None
     taken: int | None = None

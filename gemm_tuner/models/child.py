@@ -23,7 +23,7 @@ from typing import TextIO
 from gemm_tuner.domain.model_run import LayerCalls
 from gemm_tuner.machine.measuring_lock import as_holder
 from gemm_tuner.machine.processors import thread_wait_ns
-from gemm_tuner.models.correctness import Distance, distances, why_wrong
+from gemm_tuner.models.correctness import Distance, agreement, distances, why_wrong
 from gemm_tuner.models.messages import (
     ANSWER,
     ORDER,
@@ -111,9 +111,11 @@ def prepare(order: Order) -> tuple[Prepared, Ready]:
         begin_s = perf_counter()
         output = prepared.call()
         call_s = perf_counter() - begin_s
-    found = distances([one.float() for one in prepared.outputs(output)], expected)
+    outputs = [one.float() for one in prepared.outputs(output)]
+    found = distances(outputs, expected)
     ready = Ready(
         error=max(one.largest for one in found),
+        agreement=agreement(outputs, expected),
         wrong=why_wrong(found, own, precision),
         call_s=call_s,
         resident_bytes=_resident_bytes(),

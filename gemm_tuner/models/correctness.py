@@ -41,6 +41,18 @@ def _distance(y: Any, expected: Any) -> Distance:  # noqa: ANN401 - tensors
     return found
 
 
+def agreement(outputs: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return in which share of the rows the largest element is where it is expected.
+
+    Rows are those of the last axis: of a classifier, this is how often both name one class first.
+    """
+    same = rows = 0
+    for y, wanted in zip(outputs, expected, strict=True):
+        found = y.argmax(-1) == wanted.argmax(-1)
+        same, rows = same + int(found.sum()), rows + int(found.numel())
+    return same / rows
+
+
 def why_wrong(found: Sequence[Distance], own: Sequence[Distance], precision: Precision) -> str:
     """Return why outputs are not those of the model, empty where they are.
 

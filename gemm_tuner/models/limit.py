@@ -8,7 +8,7 @@ from gemm_tuner.bench.regimes import WeightCopies, cold_footprint_bytes
 from gemm_tuner.bench.roofline import PeakLoop, ReadLoop, footprint_bytes
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.dtype import DType
+from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.model_run import LayerCalls
 from gemm_tuner.domain.problem import Problem
 
@@ -18,9 +18,9 @@ _WARM_UP_CALLS, _PEAK_CALLS = 5000, 2500
 
 
 class Roof:
-    """Arithmetic and reading of one core, for the layers of a model in one type."""
+    """Arithmetic and reading of one core, for the layers of a model in one type of operands."""
 
-    def __init__(self, cpu: Cpu, dtype: str, layers: Sequence[LayerCalls]) -> None:
+    def __init__(self, cpu: Cpu, types: str, layers: Sequence[LayerCalls]) -> None:
         """Build the loops, and make memory as large as the weights, or as much as is not cached.
 
         Raises:
@@ -29,7 +29,7 @@ class Roof:
         self._problems = [
             (
                 Problem.create(
-                    one.m, one.n, one.k, dtype=dtype, epilogue="bias" if one.has_bias else "none"
+                    one.m, one.n, one.k, dtype=types, epilogue="bias" if one.has_bias else "none"
                 ),
                 one,
             )
@@ -40,7 +40,10 @@ class Roof:
         block_bytes = min(weights_bytes, cold_footprint_bytes(cpu.caches.l3_bytes))
         columns = _ROW_BYTES // DType.F32.size_bytes
         block = Problem.create(1, max(1, block_bytes // _ROW_BYTES), columns)
-        self._peak, self._read = PeakLoop(driver, DType.parse(dtype)), ReadLoop(driver, block, 1)
+        self._peak, self._read = (
+            PeakLoop(driver, OperandTypes.parse(types).x),
+            ReadLoop(driver, block, 1),
+        )
         self._read_bytes = footprint_bytes(block, 1)
         self._copy = WeightCopies(self._read, 1, seed=0)
         self._peaks: list[float] = []

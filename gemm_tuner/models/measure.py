@@ -27,6 +27,7 @@ from gemm_tuner.models.limit import Roof
 from gemm_tuner.models.messages import Looked, Order, Question, Ready, Sampled
 from gemm_tuner.models.process import CHILD, WayInterrupted, WayProcess
 from gemm_tuner.models.row import Way
+from gemm_tuner.models.table import PRECISIONS
 from gemm_tuner.tuning.generator import generator_version
 
 _SAMPLE_S = 0.05
@@ -82,10 +83,10 @@ def package_of(way: Way) -> str | None:
         return None
 
 
-def built_with() -> str:
-    """Return the packages that make all models, with their versions."""
+def built_with(dtype: str) -> str:
+    """Return the packages that make all models in a type of numbers, with their versions."""
     found = []
-    for wheel in ("torch", "transformers"):
+    for wheel in filter(None, ("torch", "transformers", PRECISIONS[dtype].needs)):
         with suppress(PackageNotFoundError):
             found.append(f"{wheel} {version(wheel)}")
     return ", ".join(found)
@@ -146,7 +147,7 @@ class _Measuring:
             case=self._case,
             rounds=self._plan.rounds,
             ways=tuple(self._runs.values()),
-            conditions=_conditions(self._plan.cpu, use),
+            conditions=_conditions(self._plan.cpu, self._case.dtype, use),
             limit=limit,
             why_no_limit="" if limit else why_no_roof or _NO_LIMIT,
         )
@@ -216,6 +217,7 @@ class _Measuring:
         self._runs[way.name] = replace(
             self._runs[way.name],
             error=ready.error,
+            agreement=ready.agreement,
             ready_s=monotonic() - begin_s,
             taken=ready.taken,
             left=ready.left,
@@ -239,7 +241,8 @@ class _Measuring:
         if self._layers is None:
             return None, "no way of PyTorch tells the layers of the model"
         try:
-            return Roof(self._plan.cpu, self._case.dtype, self._layers), ""
+            types = PRECISIONS[self._case.dtype].types
+            return Roof(self._plan.cpu, types, self._layers), ""
         except GemmTunerError as error:
             return None, str(error)
 
@@ -301,14 +304,14 @@ class _Measuring:
         )
 
 
-def _conditions(cpu: Cpu, use: ProcessorUse | None) -> ModelConditions:
+def _conditions(cpu: Cpu, dtype: str, use: ProcessorUse | None) -> ModelConditions:
     return ModelConditions(
         cpu=cpu.brand,
         cpu_key=cpu.exact_key,
         kernel_release=release(),
         huge_pages=huge_pages(),
         generator=generator_version(),
-        built_with=built_with(),
+        built_with=built_with(dtype),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         stolen=use.stolen if use else 0.0,
         others=use.others if use else 0.0,

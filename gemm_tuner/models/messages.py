@@ -25,10 +25,12 @@ class Order:
 class Ready:
     """A way can be timed: how far its outputs are from those in f32, and what became of layers.
 
+    `agreement` is the share of rows whose largest element is where it is in f32.
     `wrong` says why they are not those of the model. `resident_bytes` is the memory of its process.
     """
 
     error: float
+    agreement: float
     call_s: float
     wrong: str = ""
     resident_bytes: int = 0

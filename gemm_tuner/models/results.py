@@ -103,7 +103,7 @@ def standing(runs: Sequence[ModelRun], case: ModelCase, plan: Plan) -> ModelRun 
             run.case == case
             and run.conditions.cpu_key == plan.cpu.exact_key
             and run.rounds >= plan.rounds
-            and run.conditions.built_with == built_with()
+            and run.conditions.built_with == built_with(case.dtype)
             and [(one.way, one.package, one.settings) for one in run.ways] == asked
         ):
             return run

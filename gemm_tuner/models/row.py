@@ -41,15 +41,23 @@ class Model:
 class Precision:
     """A type of numbers that a model is run in.
 
+    Its linear layers have operands of `types`, as a problem names them, and all else is in `other`.
     A way counts with a distance of its outputs from those in f32 (see `correctness`) of at most
     `tolerance`, or `times_own` the distance of PyTorch's eager mode in this type. `convert` makes
-    of a model in f32 one that PyTorch runs so.
+    of a model in f32 one that PyTorch runs so, and `program` one for packages that read what
+    torch.export writes; without it, they convert the model in f32. `needs` is the package that
+    `convert` is of, and `install` the command that installs it.
     """
 
     name: str
+    types: str
+    other: str
     tolerance: float
     times_own: float = 0.0
     convert: Callable[[Built], Built]
+    program: Callable[[Built], Any] | None = None
+    needs: str = ""
+    install: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from gemm_tuner.domain.model_run import TimeShares
 # `bmm`, or inside of what computes attention.
 _LEFT = (
     *("aten::addmm", "aten::mm", "mkl::_mkl_linear", "mkldnn::_linear_pointwise"),
+    *("onednn::qlinear_pointwise", "aten::_weight_int8pack_mm"),
     *("zentorch::zentorch_linear_unary", "zentorch::zentorch_linear_unary_binary"),
 )
 # The operator, and inside of it the kernel, which is named for its problem.

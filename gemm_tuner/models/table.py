@@ -2,8 +2,10 @@
 
 from functools import partial
 from importlib import import_module
+from typing import Any
 
 from gemm_tuner.models.kinds import decoders, encoders, perceptrons, vision
+from gemm_tuner.models.quantising import program_with_bytes, with_bytes, with_weights_of_bytes
 from gemm_tuner.models.row import Built, Model, Precision, Way
 from gemm_tuner.models.ways import compiled, eager, onnx_runtime, openvino, ours, zentorch
 
@@ -22,13 +24,48 @@ MODELS: dict[str, Model] = {
     for row in rows
 }
 
-# Of bf16, two roundings of an output. Eager mode rounds most often: torch.compile was no farther
-# from f32 in any of nine small models and four whole ones (AMD EPYC, Zen 3, November 2026).
+
+def _cast_with_weights_of_bytes(built: Built) -> Built:
+    return with_weights_of_bytes(_cast("bfloat16", built))
+
+
+# Of rounded ones, two roundings of an output. Eager mode rounds most often: torch.compile was no
+# farther from f32 in any of nine small models and four whole ones (AMD EPYC, Zen 3, November 2026).
+_ROUNDED: dict[str, Any] = {"tolerance": 2**-8, "times_own": 2.0}
+_BY_TORCHAO: dict[str, Any] = {
+    **_ROUNDED,
+    "needs": "torchao",
+    "install": 'pip install "gemm-tuner[torch,torchao]"',
+}
+
 PRECISIONS: dict[str, Precision] = {
     row.name: row
     for row in (
-        Precision(name="f32", tolerance=1e-4, convert=lambda built: built),
-        Precision(name="bf16", tolerance=2**-8, times_own=2.0, convert=partial(_cast, "bfloat16")),
+        Precision(
+            name="f32", types="f32", other="f32", tolerance=1e-4, convert=lambda built: built
+        ),
+        Precision(
+            name="bf16",
+            types="bf16",
+            other="bf16",
+            convert=partial(_cast, "bfloat16"),
+            **_ROUNDED,
+        ),
+        Precision(
+            name="int8",
+            types="u8_s8_s32_f32",
+            other="f32",
+            convert=with_bytes,
+            program=program_with_bytes,
+            **_BY_TORCHAO,
+        ),
+        Precision(
+            name="bf16_s8",
+            types="bf16_s8",
+            other="bf16",
+            convert=_cast_with_weights_of_bytes,
+            **_BY_TORCHAO,
+        ),
     )
 }
 

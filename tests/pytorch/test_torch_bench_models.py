@@ -160,6 +160,52 @@ def test_each_small_model_computes_the_same_twice(model: str) -> None:
     assert all(len(one) % 2 == 0 for one in prepared.outputs(prepared.call()))  # of both in a batch
 
 
+def test_a_product_with_weights_of_bytes_counts_as_a_layer() -> None:
+    x, w = torch.randn(64, 512).bfloat16(), torch.ones(512, 512, dtype=torch.int8)
+    scales = torch.ones(512).bfloat16()
+    with torch.no_grad():
+        shares = time_shares(lambda: torch.ops.aten._weight_int8pack_mm(x, w, scales))
+    assert shares.left > 0.5
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torchao
+@pytest.mark.parametrize("dtype", ["int8", "bf16_s8"])
+def test_openvino_multiplies_what_was_quantised(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    from gemm_tuner.models.child import prepare  # noqa: PLC0415 - as a process of a way does
+
+    compiled = []
+
+    def compile_model(*given: Any) -> Any:  # noqa: ANN401 - of OpenVINO
+        compiled.append(openvino.Core().compile_model(*given))
+        return compiled[0]
+
+    monkeypatch.setattr(openvino, "compile_model", compile_model)
+    order = Order(
+        model="mixer",
+        way="openvino",
+        dtype=dtype,
+        threads=1,
+        batch=1,
+        is_small=True,
+        db="",
+        budget_s=0,
+    )
+    with torch.no_grad():
+        _prepared, ready = prepare(order)
+
+    assert ready.wrong == ""
+    assert ready.agreement > 0.9
+    ran = [one.get_rt_info() for one in compiled[0].get_runtime_model().get_ops()]
+    weights = [one for one in ran if one["outputPrecisions"].value == "i8"]
+    products = [one for one in ran if one["layerType"].value == "FullyConnected"]
+    assert len(weights) == len(products) == 4
+    assert all((one["runtimePrecision"].value == "u8") is (dtype == "int8") for one in products)
+
+
 def _flipped(layer: str, work: Work) -> Prepared:
     """Run a model as it is, but for one layer, whose outputs are in another order."""
     weight = work.built.module.get_submodule(layer).weight
@@ -167,10 +213,16 @@ def _flipped(layer: str, work: Work) -> Prepared:
     return WAYS["eager"].prepare(work)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torchao
 @pytest.mark.parametrize(
     "layer", ["", "attention.self.value", "attention.output.dense", "intermediate.dense"]
 )
-def test_one_wrong_small_layer_of_bf16_is_seen(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "bf16_s8"])
+def test_one_wrong_small_layer_is_seen(
+    dtype: str, layer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if PRECISIONS[dtype].needs:
+        pytest.importorskip(PRECISIONS[dtype].needs)
     from gemm_tuner.models.child import prepare  # noqa: PLC0415 - as a process of a way does
 
     if layer:
@@ -180,7 +232,7 @@ def test_one_wrong_small_layer_of_bf16_is_seen(layer: str, monkeypatch: pytest.M
     order = Order(
         model="bert-base",
         way="flipped" if layer else "eager",
-        dtype="bf16",
+        dtype=dtype,
         threads=1,
         batch=1,
         is_small=True,

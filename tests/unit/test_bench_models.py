@@ -131,7 +131,7 @@ def test_what_is_finished_is_found_again_and_stands_for_its_versions(
     for updated in ({"wheel": "rich"}, {"settings": {"streams": "2"}}):
         ways = (replace(plan.ways[0], **updated), *plan.ways[1:])
         assert standing(results.runs(), CASE, replace(plan, ways=ways)) is None
-    monkeypatch.setattr("gemm_tuner.models.results.built_with", lambda: "transformers 0.1")
+    monkeypatch.setattr("gemm_tuner.models.results.built_with", lambda _dtype: "transformers 0.1")
     assert standing(results.runs(), CASE, plan) is None
 
 
@@ -271,7 +271,7 @@ def test_a_model_without_layers_of_pytorch_has_no_limit(measured: ModelRun) -> N
     ("arguments", "told"),
     [
         (["no-such"], "model 'no-such' is not known; use some of: bert-base"),
-        (["--dtype", "f64"], "dtype 'f64' is not known; use some of: f32, bf16."),
+        (["--dtype", "f64"], "dtype 'f64' is not known; use some of: f32, bf16, int8, bf16_s8."),
         (["--ways", "tvm"], "way 'tvm' is not known; use some of: eager"),
         (["--threads", "1,x"], "threads '1,x' are not understood"),
         (["--threads", "4096"], "4096"),
@@ -297,9 +297,18 @@ def test_an_argument_that_cannot_be_used_is_one_line(
     assert told in line
 
 
-@pytest.mark.parametrize("missing", ["torch", "transformers"])
+@pytest.mark.parametrize(
+    ("missing", "for_what", "install"),
+    [
+        ("torch", "bench-models", "torch,models"),
+        ("transformers", "bench-models", "torch,models"),
+        ("torchao", "--dtype int8", "torch,torchao"),
+    ],
+)
 def test_a_missing_package_is_one_line_that_says_what_to_install(
     missing: str,
+    for_what: str,
+    install: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -310,11 +319,11 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     monkeypatch.setattr(command, "find_spec", without)
     monkeypatch.chdir(tmp_path)
 
-    assert run(["bench-models", "dlrm"]) == 3
+    assert run(["bench-models", "dlrm", "--dtype", "f32,int8"]) == 3
 
     [line] = capsys.readouterr().err.splitlines()
-    assert f"bench-models needs {missing}, which is not installed" in line
-    assert 'pip install "gemm-tuner[torch,models]"' in line
+    assert f"{for_what} needs {missing}, which is not installed" in line
+    assert f'pip install "gemm-tuner[{install}]"' in line
 
 
 def _fake(

@@ -134,6 +134,21 @@ def test_the_page_keeps_what_a_person_wrote(measured: ModelRun, tmp_path: Path) 
     assert page.read_text() == text
 
 
+def test_the_page_says_how_near_the_outputs_of_quantised_models_are(
+    measured: ModelRun, tmp_path: Path
+) -> None:
+    page = tmp_path / "models.md"
+    quantised = replace(measured, case=replace(CASE, dtype="int8"))
+
+    write_page(page, [measured, quantised])
+
+    _before, heading, after = page.read_text().partition("### Outputs of quantised models\n")
+    assert heading
+    assert [line for line in after.splitlines() if line.startswith("| dlrm")] == [
+        "| dlrm int8, 1 thread, batch 1 | 75.0%, 1.0e-06 | 75.0%, 1.0e-06 | 75.0%, 1.0e-06 |"
+    ]
+
+
 def test_a_page_without_the_marks_is_not_written(measured: ModelRun, tmp_path: Path) -> None:
     page = tmp_path / "models.md"
     page.write_text("# Mine\n")

@@ -45,6 +45,10 @@ ROWS = (
         install='pip install "gemm-tuner[peers]"',
         also_needs=("onnx",),
         settings={"export": "torch.onnx.export, dynamo=False", "graph": "ORT_ENABLE_ALL"},
-        unable={"bf16": "its products on a CPU have no bf16"},
+        unable={
+            "bf16": "its products on a CPU have no bf16",
+            "int8": "it multiplies what PyTorch's quantisation made as floats",
+            "bf16_s8": "its products on a CPU have no bf16",
+        },
     ),
 )

@@ -4,21 +4,32 @@ import sys
 from importlib import import_module
 from typing import Any, cast
 
+from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.models.row import Prepared, Way, Work
 
 _SETTINGS = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
+# Where weights alone are bytes, x stays what it is: it would be rounded to bytes at each call.
+_OF_BYTES = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+_LARGEST = 127
 
 
 def _prepare(work: Work) -> Prepared:
     sys.modules.setdefault("openvino_telemetry", cast(Any, None))  # it tells nobody then
     openvino = import_module("openvino")
     inputs = dict(work.built.inputs)
-    converted = openvino.convert_model(work.built.module, example_input=inputs)
+    if work.precision.program:
+        converted = openvino.convert_model(work.precision.program(work.built))
+    else:
+        converted = openvino.convert_model(work.built.module, example_input=inputs)
     # Without, each dimension may be another one in each call, and its plans are more general.
     converted.reshape({name: list(one.shape) for name, one in inputs.items()})
+    is_weight_only = OperandTypes.parse(work.precision.types).is_weight_only
+    if is_weight_only:
+        _compress_weights(converted)
     options = {
         **_SETTINGS,
-        "INFERENCE_PRECISION_HINT": work.precision.name,  # it would be bf16 where the CPU has it
+        **(_OF_BYTES if is_weight_only else {}),
+        "INFERENCE_PRECISION_HINT": work.precision.other,  # it would be bf16 where the CPU has it
         "INFERENCE_NUM_THREADS": work.threads,
     }
     request = openvino.compile_model(converted, "CPU", options).create_infer_request()
@@ -28,6 +39,22 @@ def _prepare(work: Work) -> Prepared:
         call=lambda: request.infer(given, share_inputs=True, share_outputs=True),
         outputs=lambda output: [tensor_of(one) for one in output.values()],
     )
+
+
+def _compress_weights(model: Any) -> None:  # noqa: ANN401 - of OpenVINO
+    """Give the products of a model weights of s8 with a scale for each channel, as NNCF does."""
+    ops, numpy = import_module("openvino.opset8"), import_module("numpy")
+    for one in model.get_ordered_ops():
+        weights = one.input_value(1).get_node() if one.get_type_name() == "MatMul" else None
+        if weights is None or weights.get_type_name() != "Constant":
+            continue
+        k_axis = 1 if one.get_attributes()["transpose_b"] else 0
+        floats = weights.data
+        scales = numpy.abs(floats).max(axis=k_axis, keepdims=True) / _LARGEST
+        scales[scales == 0] = 1
+        constant = ops.constant(numpy.round(floats / scales).astype("int8"))
+        scaled = ops.multiply(ops.convert(constant, "f32"), ops.constant(scales))
+        one.input(1).replace_source_output(scaled.output(0))
 
 
 def arrays_of(names: list[str], inputs: dict[str, Any]) -> list[Any]:
@@ -46,6 +73,11 @@ ROWS = (
         wheel="openvino",
         prepare=_prepare,
         install='pip install "gemm-tuner[peers]"',
-        settings={**_SETTINGS, "shapes": "of the inputs", "INFERENCE_PRECISION_HINT": "as --dtype"},
+        settings={
+            **_SETTINGS,
+            **_OF_BYTES,
+            "shapes": "of the inputs",
+            "INFERENCE_PRECISION_HINT": "as --dtype",
+        },
     ),
 )

@@ -48,6 +48,7 @@ ROWS = (
         wheel="gemm-tuner",
         prepare=_replace,
         settings={"how": "gemm_tuner.torch.replace, eager mode"},
+        unable={"int8": "a quantised model has no torch.nn.Linear"},
         is_ours=True,
     ),
     Way(
