@@ -309,6 +309,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     missing: str,
     for_what: str,
     install: str,
+    *,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
