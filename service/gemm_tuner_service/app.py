@@ -15,6 +15,7 @@ from gemm_tuner_service.head import HeadAsGet
 from gemm_tuner_service.limits import FramingControl, RequestLimits
 from gemm_tuner_service.named_twice import NamesOnce
 from gemm_tuner_service.observing import Observation
+from gemm_tuner_service.plain_failures import PlainFailures
 from gemm_tuner_service.problems import install_handlers
 from gemm_tuner_service.routes import (
     artifacts,
@@ -72,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(HeadAsGet)
     app.add_middleware(FramingControl)
     app.add_middleware(Observation)
+    app.add_middleware(PlainFailures)
     install_handlers(app)
     for routes in (
         kernels,
