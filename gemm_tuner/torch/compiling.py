@@ -63,6 +63,7 @@ from gemm_tuner.torch.products import (
     module_of,
     products_of,
 )
+from gemm_tuner.torch.repeated import as_one_product
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.rewriting import insert
 
@@ -148,7 +149,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         number of a layer follows from the bytes of its kernels. Without, the pass changes nothing.
         The number rises when the code that calls them changes.
         """
-        return "gemm_tuner.torch 3"
+        return "gemm_tuner.torch 4"
 
     def write_kernels(self, folder: str | Path) -> Path:
         """Write the kernels of what was compiled since this was enabled, and the operators.
@@ -184,6 +185,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             return
         self._leave_fast_paths(graph)
         constants = constants_of(graph)
+        as_one_product(graph, constants)
         varying = frozenset() if is_inner(graph) else activations_of(graph, constants)
         groups = groups_of(products_of(graph.nodes, constants), constants)
         of_first = {group[0].node: [part.node for part in group] for group in groups}

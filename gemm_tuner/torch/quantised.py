@@ -86,18 +86,23 @@ def quantised_of(x: Node, w: Node, graph_constants: frozenset[Node]) -> Quantise
     return Quantised(x_bytes, w_bytes, scale)
 
 
-def why_not_as_bytes(x: Node, w: Node, graph_constants: frozenset[Node]) -> str | None:
-    """Return why a product is not of bytes although its constant weights are, None of others."""
-    shown = w
+def floats_of_bytes(w: Node, graph_constants: frozenset[Node]) -> Node | None:
+    """Return the node that makes floats of constant bytes which `w` shows, None of another."""
+    shown, ops = w, _operators()
     while shown.op == "call_function" and shown.target in SHOWS | CASTS:
         shown = shown.args[0]
-    ops = _operators()
     if ops is None:
         return None
-    of_tensor, of_channels = ops.dequantize_per_tensor.default, ops.dequantize_per_channel.default
-    if shown.target not in (of_tensor, of_channels) or shown.args[0] not in graph_constants:
+    makers = (ops.dequantize_per_tensor.default, ops.dequantize_per_channel.default)
+    return shown if shown.target in makers and shown.args[0] in graph_constants else None
+
+
+def why_not_as_bytes(x: Node, w: Node, graph_constants: frozenset[Node]) -> str | None:
+    """Return why a product is not of bytes although its constant weights are, None of others."""
+    shown = floats_of_bytes(w, graph_constants)
+    if shown is None:
         return None
-    if shown.target is of_tensor:
+    if shown.target is torch.ops.quantized_decomposed.dequantize_per_tensor.default:
         return "its weights have one scale for all of them, not one for each channel."
     return _why_not_weights(shown, is_turned=shown is not w) or (
         "its x is not of bytes with one scale and a zero point among them, or was cast since."
