@@ -187,15 +187,16 @@ class PackedLayer:
         try:
             version = weight._version  # noqa: SLF001 - nothing else tells
             address, strides = weight.data_ptr(), weight.stride()
+            if packed is not None:
+                writing = _WRITES.get(packed.memory)
+                if packed.at == (version, address, strides, writing):
+                    return packed.result
+            memory = weight.untyped_storage().data_ptr()
         except RuntimeError:  # made in inference mode, or of no memory
             return None
-        if packed is None or packed.at != (version, address, strides, _WRITES.get(packed.memory)):
-            # What is written from here on, also by another thread, is noted or raises the version.
-            memory = weight.untyped_storage().data_ptr()
-            writing = _WRITES.setdefault(memory, 0)
-            at = (version, address, strides, writing)
-            packed = _Packed(at, memory, weight.detach(), self._pack(weight))
-            self.packed = packed
+        # What is written from here on, also by another thread, is noted or raises the version.
+        at = (version, address, strides, _WRITES.setdefault(memory, 0))
+        self.packed = packed = _Packed(at, memory, weight.detach(), self._pack(weight))
         return packed.result
 
     @property
