@@ -117,6 +117,13 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         """Return this: Inductor copies its settings, and this is one of them."""
         return self
 
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Return what makes `None`, the setting of a process that has not called `enable`.
+
+        What `torch.compile` returns holds Inductor's settings, and is pickled with them.
+        """
+        return type(None), ()
+
     @property
     def report(self) -> Report:
         """Return what became of each product that was compiled since this was enabled."""

@@ -28,7 +28,7 @@ class FrozenWeights:
     """The weights of one compiled graph as they were then, by name. It keeps none of them alive."""
 
     def __init__(self, weights: Mapping[str, Any]) -> None:
-        """Remember the versions and addresses of tensors."""
+        """Remember the versions of tensors, and where their elements lie."""
         native = _native()
         self._names = tuple(weights)
         self._weights = [TensorWeakRef(one) for one in weights.values()]
@@ -41,7 +41,7 @@ class FrozenWeights:
 
     @property
     def is_changed(self) -> bool:
-        """Return whether a weight was written in place, or its data are elsewhere."""
+        """Return whether a weight was written in place, or its elements lie elsewhere."""
         return bool(self._changed(self._known, 0) >= 0)
 
     def note_written(self, addresses: "ctypes.Array[ctypes.c_void_p]") -> None:
@@ -58,7 +58,7 @@ class FrozenWeights:
     def checked(
         self, compiled: Callable[[list[Any]], Any], plain: "PlainGraph"
     ) -> Callable[[list[Any]], Any]:
-        """Return a compiled function that looks at its weights first: 0.4 µs for 100 of them.
+        """Return a compiled function that looks at its weights first: 1 µs for 100 of them.
 
         Where one has changed, the plain graph computes with the weights as they are.
         """

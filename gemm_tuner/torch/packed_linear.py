@@ -1,9 +1,11 @@
 """A linear layer that holds its weights in packed form alone, in eager mode."""
 
 import logging
+import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.reduction import ForkingPickler
 from threading import RLock
 from typing import Any
 from weakref import ref
@@ -227,6 +229,31 @@ def _ordinary(x: Any, held: PackedWeights, bias: Any) -> Any:  # noqa: ANN401 - 
     """Return what an ordinary layer computes."""
     _warn_of_unpacking()
     return functional.linear(x, held.unpacked(), bias)
+
+
+class _InPickle:
+    """Becomes a parameter when it is unpickled. The pickle has its values."""
+
+    def __init__(self, parameter: Any) -> None:  # noqa: ANN401 - a parameter
+        self._parameter = parameter
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return pickle.loads, (pickle.dumps(self._parameter, pickle.HIGHEST_PROTOCOL),)
+
+
+def _for_another_process(layer: PackedLinear) -> tuple[Any, tuple[Any, ...], Any]:
+    """Return what makes a copy of a layer in another process.
+
+    PyTorch shares the memory of tensors with it, as long as somebody here holds them, and nobody
+    holds what was unpacked for a copy.
+    """
+    make, arguments, state = layer.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    parameters = state["_parameters"]
+    parameters["weight"] = _InPickle(parameters["weight"])
+    return make, arguments, state
+
+
+ForkingPickler.register(PackedLinear, _for_another_process)
 
 
 def _without_state() -> Any:  # noqa: ANN401 - a module

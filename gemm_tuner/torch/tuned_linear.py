@@ -51,10 +51,13 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
         if torch.is_grad_enabled() and weight.requires_grad:
             _note_writing(weight)  # what is recorded is likely to be trained by it
             return functional.linear(input, weight, bias)
-        # The operator would find out, too, but to call it takes longer than torch's own.
-        if not tuned.least <= input.numel() <= tuned.most or is_cast():
+        is_fixed = tuned.is_fixed
+        # The operator would find out, too, but to call it takes longer than torch's own, and
+        # torch.vmap would call it for each sample.
+        is_held = tuned.least <= input.numel() <= tuned.most
+        if not is_held or is_cast() or (not is_fixed and is_transformed()):
             return tuned.plain(input, weight, bias)
-        packed, is_fixed = tuned.packed_now(weight), tuned.is_fixed
+        packed = tuned.packed_now(weight)
         if packed is None or (is_fixed and not tuned.has_kernel(input)):
             return tuned.plain(input, weight, bias)
         return torch.ops.gemm_tuner.linear_or_plain.default(input, weight, bias, *packed, is_fixed)
@@ -103,6 +106,11 @@ def is_followed() -> bool:
         or torch._C._is_tracing()  # noqa: SLF001 - torch.jit.is_tracing takes four times as long
         or torch._C._len_torch_dispatch_stack()  # noqa: SLF001 - make_fx; it has no public name
     )
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of `torch.func` computes what is called, such as `vmap`."""
+    return torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - no public name
 
 
 def is_compiled() -> bool:
@@ -187,15 +195,16 @@ class PackedLayer:
         try:
             version = weight._version  # noqa: SLF001 - nothing else tells
             address, strides = weight.data_ptr(), weight.stride()
+            if packed is not None:
+                writing = _WRITES.get(packed.memory)
+                if packed.at == (version, address, strides, writing):
+                    return packed.result
+            memory = weight.untyped_storage().data_ptr()
         except RuntimeError:  # made in inference mode, or of no memory
             return None
-        if packed is None or packed.at != (version, address, strides, _WRITES.get(packed.memory)):
-            # What is written from here on, also by another thread, is noted or raises the version.
-            memory = weight.untyped_storage().data_ptr()
-            writing = _WRITES.setdefault(memory, 0)
-            at = (version, address, strides, writing)
-            packed = _Packed(at, memory, weight.detach(), self._pack(weight))
-            self.packed = packed
+        # What is written from here on, also by another thread, is noted or raises the version.
+        at = (version, address, strides, _WRITES.setdefault(memory, 0))
+        self.packed = packed = _Packed(at, memory, weight.detach(), self._pack(weight))
         return packed.result
 
     @property

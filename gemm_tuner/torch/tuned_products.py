@@ -15,7 +15,7 @@ from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.layers.sources import open_source
 from gemm_tuner.layers.wanted import WantedProduct
 from gemm_tuner.torch.operators import OperatorLayer, add_layer
-from gemm_tuner.torch.tuned_linear import is_followed, no_script
+from gemm_tuner.torch.tuned_linear import is_followed, is_transformed, no_script
 
 _LOG = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class TunedProducts:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of the user
         """Call the module."""
         forward: Callable[..., Any] = type(self.module).forward
-        if is_followed() or torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+        if is_followed() or is_transformed():
             return forward(self.module, *arguments, **keywords)
         if self.layers is None:
             self._use(self._found())

@@ -1,7 +1,9 @@
 """Models that torch.compile compiled with kernels; skipped where PyTorch is not installed."""
 
 import copy
+import io
 import logging
+import pickle
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from gemm_tuner.errors import InvalidInput, InvalidSetting, StoreFailed
+from gemm_tuner.store.sql.database import open_database
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -138,6 +141,22 @@ def test_a_layer_that_lost_its_race_is_no_warning(
     level = logging.INFO if was_timed else logging.WARNING
     assert [one.levelno for one in caplog.records if "baseline" in one.getMessage()] == [level]
     assert [one.is_taken for one in tuned.report] == [False]
+
+
+def test_a_compiled_model_is_saved_without_its_source(tmp_path: Path) -> None:
+    model, x, file = sample_model().eval(), sample_x(), io.BytesIO()
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    open_database(url).dispose()
+    enabled = gt.enable(url)
+    with torch.no_grad():
+        expected = model(x)
+        torch.save(torch.compile(model), file)
+        gt.enable(Kernels())
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        check(loaded(x), expected)
+        assert operator_calls(loaded, x) == {LINEAR: 2}  # as it is compiled from now on
+    assert pickle.loads(pickle.dumps(enabled)) is None  # noqa: S301 - made here
 
 
 def test_rows_that_only_the_run_knows_are_left_or_asked_for() -> None:

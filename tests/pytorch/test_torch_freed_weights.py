@@ -5,6 +5,7 @@ import io
 import logging
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +160,30 @@ def test_a_copy_has_all_weights(copied: Callable[[Any], Any]) -> None:
     with torch.no_grad():
         check(other(x), plain(x))
         check(model(x), plain(x))
+
+
+@pytest.mark.parametrize("sharing", sorted(torch.multiprocessing.get_all_sharing_strategies()))
+def test_a_copy_in_another_process_has_all_weights(sharing: str, tmp_path: Path) -> None:
+    model, plain = freed_model()
+    model.requires_grad_(False)
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy(sharing)
+    try:
+        process = torch.multiprocessing.get_context("spawn").Process(
+            target=torch.save, args=(model, tmp_path / "copy")
+        )
+        process.start()
+    finally:
+        torch.multiprocessing.set_sharing_strategy(before)
+
+    process.join(60)
+
+    assert process.exitcode == 0
+    other = torch.load(tmp_path / "copy", weights_only=False)
+    assert type(model[0]) is PackedLinear
+    assert list(other.state_dict()) == list(plain.state_dict())
+    for name, one in plain.state_dict().items():
+        assert torch.equal(other.state_dict()[name], one)
 
 
 def test_a_shallow_copy_leaves_the_layer_alone() -> None:

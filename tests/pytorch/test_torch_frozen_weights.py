@@ -77,6 +77,20 @@ def _move(model: Any) -> None:  # noqa: ANN401 - a module
     model[0].weight.data = model[0].weight.data + 1
 
 
+def _move_within_its_memory(model: Any) -> None:  # noqa: ANN401 - a module
+    """Let the weight be other elements of the array that it is a part of."""
+    model[0].weight.data = _pool_of(model)[1]
+
+
+def _turn(model: Any) -> None:  # noqa: ANN401 - a module
+    """Let the elements of the weight have another order."""
+    model[0].weight.data = _pool_of(model)[0].reshape(K, HIDDEN).T
+
+
+def _pool_of(model: Any) -> Any:  # noqa: ANN401 - a module, a tensor
+    return model[0].weight.data.as_strided((2, HIDDEN, K), (HIDDEN * K, K, 1))
+
+
 def _step(model: Any) -> None:  # noqa: ANN401 - a module
     model(sample_x()).sum().backward()
     torch.optim.SGD([model[0].weight], lr=0.1).step()
@@ -102,12 +116,23 @@ def _fused_step_of_another(model: Any) -> None:  # noqa: ANN401 - a module
 
 @pytest.mark.parametrize(
     "change",
-    [_load, _merge, _move, _move_twice, _step, _fused_step, _fused_step_of_another],
+    [
+        _load,
+        _merge,
+        _move,
+        _move_twice,
+        _move_within_its_memory,
+        _turn,
+        _step,
+        _fused_step,
+        _fused_step_of_another,
+    ],
 )
 def test_a_changed_weight_is_told_once_and_by_name(
     change: Callable[[Any], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     model, x = sample_model().eval(), sample_x()
+    model[0].weight.data = torch.stack([model[0].weight.data, torch.rand(HIDDEN, K)])[0]
     compiled = _compiled(model)
     assert not _told(caplog, compiled, x)
 
@@ -261,6 +286,14 @@ def test_weights_are_not_kept_alive() -> None:
         gc.collect()
         assert not known.is_changed
         weights["b"] += 1
+    assert known.is_changed
+
+
+def test_a_weight_with_fewer_elements_is_another() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 2))
+    known = frozen_weights.FrozenWeights({"w": weight})
+    assert not known.is_changed
+    weight.data = weight.data[:2]
     assert known.is_changed
 
 

@@ -70,6 +70,7 @@ def test_rows_have_the_same_bits_in_a_batch_of_one_and_of_seven(dtype: str) -> N
         whole = model(x)
         alone = [model(row) for row in x]
         assert torch.equal(whole, torch.stack(alone))
+        assert torch.equal(whole, torch.vmap(model)(x))
         check(whole, torch.nn.functional.linear(x, model.weight, model.bias))
         for rows in (3, 8):  # PyTorch's own would have other bits
             with pytest.raises(InvalidSetting, match=f"no kernel computes {rows} rows of a layer"):
@@ -255,6 +256,7 @@ def test_what_is_watched_goes_the_ordinary_way() -> None:
             check(got, torch.autograd.forward_ad.unpack_dual(plain(dual)).tangent)
         several = sample_x(4, 6, K)
         check(torch.func.vmap(model)(several), torch.func.vmap(plain)(several))
+        assert not operator_calls(torch.func.vmap(model), several)
         _value, got = torch.func.jvp(model, (x,), (tangent,))
         check(got, torch.func.jvp(plain, (x,), (tangent,))[1])
         assert type(model(x.as_subclass(Marked))) is Marked

@@ -189,6 +189,24 @@ def test_weights_that_are_computed_are_those_of_a_plain_layer(name: str) -> None
         assert type(model[0]) is torch.nn.Linear
 
 
+@pytest.mark.parametrize("is_called", [True, False])
+def test_weights_that_become_a_subclass_are_computed_by_it(*, is_called: bool) -> None:
+    """As torchao's quantize_ and DTensor do with layers that were replaced."""
+    subclass = importlib.import_module("torch.testing._internal.two_tensor").TwoTensor
+    layer, x = tuned_layer(), sample_x()
+    if not is_called:
+        gt.refresh(layer)
+    weight = subclass(layer.weight.detach().clone(), torch.rand(N, K))
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    with torch.no_grad():
+        y = layer(x)
+
+    assert type(y) is subclass
+    check(y.a, torch.nn.functional.linear(x, weight.a, layer.bias))
+    check(y.b, torch.nn.functional.linear(x, weight.b, layer.bias))
+
+
 def test_the_argument_is_called_as_in_pytorch() -> None:
     layer, x = tuned_layer(), sample_x()
     with torch.no_grad():

@@ -3,13 +3,15 @@
 namespace {
 
 /* A weight as it was. Its data are not kept, only what tells that they changed: the number of writes
- * in place, and the storage, which a tensor that is gone has no more. A storage whose data are gone
- * keeps its address, so that no other is taken for it. */
+ * in place, and which elements of which storage it has. A tensor that is gone has no storage any
+ * more. A storage whose data are gone keeps its address, so that no other is taken for it. */
 struct KnownWeight {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     c10::VariableVersion version;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     uint32_t writes;
+    int64_t offset;
+    c10::impl::SizesAndStrides shape;
 };
 
 const c10::StorageImpl *storage_of(const c10::TensorImpl &tensor) {
@@ -21,10 +23,18 @@ uint32_t writes_of(const c10::VariableVersion &version) {
     return version.enabled() ? version.current_version() : 0;
 }
 
+/* Whether a tensor has other elements, of the storage that it had or of another. */
+bool is_elsewhere(const c10::TensorImpl &tensor, const KnownWeight &known) {
+    return storage_of(tensor) != known.storage._unsafe_get_target() ||
+           tensor.storage_offset() != known.offset ||
+           tensor.strides() != known.shape.strides_arrayref() ||
+           tensor.sizes() != known.shape.sizes_arrayref();
+}
+
 bool is_changed(const KnownWeight &known) {
-    const c10::StorageImpl *storage = storage_of(*known.tensor._unsafe_get_target());
+    const c10::TensorImpl &tensor = *known.tensor._unsafe_get_target();
     return writes_of(known.version) != known.writes ||
-           (storage && storage != known.storage._unsafe_get_target());
+           (storage_of(tensor) && is_elsewhere(tensor, known));
 }
 
 } // namespace
@@ -38,8 +48,12 @@ gemm_tuner_know_weights(c10::TensorImpl *const *tensors, int64_t count) {
     for (int64_t place = 0; place < count; place++) {
         const auto tensor = c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(tensors[place]);
         const c10::VariableVersion &version = tensor->version_counter();
+        c10::impl::SizesAndStrides shape;
+        shape.set_sizes(tensor->sizes());
+        shape.set_strides(tensor->strides());
         known->push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor), version,
-                          tensor->storage().getWeakStorageImpl(), writes_of(version)});
+                          tensor->storage().getWeakStorageImpl(), writes_of(version),
+                          tensor->storage_offset(), std::move(shape)});
     }
     return known.release();
 }
