@@ -312,9 +312,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
     def _add_product(self, x: Any, w: Any, bias: Any, seconds: float) -> None:  # noqa: ANN401
         x_type, w_type = self._bytes.of(x), self._bytes.of(w)
         name = self._names.of(w)
+        batch, m = x.shape[0] if x.dim() == 3 else 1, x.shape[-2]
+        if name is not None and batch > 1 and w.stride(0) == 0:  # one w, as of a layer
+            batch, m = 1, batch * m
         kind = _Kind(
-            batch=x.shape[0] if x.dim() == 3 else 1,
-            m=x.shape[-2],
+            batch=batch,
+            m=m,
             n=w.shape[-1],
             k=x.shape[-1],
             dtype=f"{x_type}_{w_type}_s32_f32" if x_type and w_type else _type_of(x),

@@ -164,3 +164,18 @@ def test_weights_are_known_under_autocast() -> None:
         ("bf16", ("layer.weight",)),
         ("bf16", ()),
     }
+
+
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_a_layer_after_a_transposition_is_one_product(*, has_gradients: bool) -> None:
+    class Columns(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(K, N)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+            return self.layer(x.transpose(-1, -2))
+
+    found = gt.collect(Columns().requires_grad_(has_gradients), torch.rand(3, K, 8))
+
+    assert [(one.batch, one.m, one.n, one.k) for one in found] == [(1, 24, N, K)]
