@@ -35,10 +35,10 @@ def train_command(
 
     "gemm-tuner sweep --strategy learned" searches by it, and needs no scikit-learn.
     """
-    check_place(out, databases=[] if db is None else [db], makes_folder=True)
     cpu = detect_cpu()
     own = recording_path(cpu)
     paths = files or ([own] if own.exists() or db is None else [])
+    check_place(out, databases=[db], others=paths, makes_folder=True)
     examples = examples_of([one for path in paths for one in read_recordings(path)])
     if db is not None:
         examples += examples_in(Repository(open_database(db, may_create=False)), cpu)

@@ -37,8 +37,20 @@ def default_database_url() -> str:
     configured = os.environ.get("GEMM_TUNER_DB")
     if configured:
         return configured
-    path = user_data_path("gemm-tuner") / "gemm-tuner.sqlite3"
-    return URL.create("sqlite", database=str(path)).render_as_string()
+    file = str(default_database_file())
+    try:
+        file.encode()
+    except UnicodeEncodeError:
+        raise InvalidSetting(
+            f"the database cannot be {quoted(file)}: the name is no text in UTF-8; set "
+            "XDG_DATA_HOME to another folder, or name a database with --db or GEMM_TUNER_DB."
+        ) from None
+    return URL.create("sqlite", database=file).render_as_string()
+
+
+def default_database_file() -> Path:
+    """Return the file of the user's database."""
+    return user_data_path("gemm-tuner") / "gemm-tuner.sqlite3"
 
 
 def open_database(
