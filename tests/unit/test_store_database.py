@@ -21,6 +21,7 @@ from gemm_tuner.store.sql.database import (
     writing,
 )
 from gemm_tuner.store.sql.postgresql import create_postgresql_engine
+from gemm_tuner.store.sql.statements import RowsDamaged
 
 
 def test_opening_creates_missing_folders_and_the_newest_schema(tmp_path: Path) -> None:
@@ -346,12 +347,59 @@ def test_a_file_with_damaged_pages_is_not_called_an_older_one(
         open_database(f"sqlite:///{file}", may_create=may_create)
 
 
-@pytest.mark.parametrize("table", ["trials", "alembic_version"])
-def test_a_file_without_one_of_its_tables_is_damaged(table: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("may_create", [True, False])
+@pytest.mark.parametrize("table", ["trials", "alembic_version", "verdicts", "workers", "jobs"])
+def test_a_file_without_one_of_its_tables_is_damaged(
+    table: str, *, may_create: bool, tmp_path: Path
+) -> None:
     file = tmp_path / "store.sqlite3"
     open_database(f"sqlite:///{file}").dispose()
     with closing(sqlite3.connect(file)) as changed:
         changed.execute(f"DROP TABLE {table}")
 
     with pytest.raises(StoreFailed, match=f"is damaged, it has no table {table} any more; put"):
-        open_database(f"sqlite:///{file}", may_create=False)
+        open_database(f"sqlite:///{file}", may_create=may_create)
+
+
+@pytest.mark.parametrize("may_create", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE alembic_version SET version_num = ''",
+        "DELETE FROM alembic_version",
+        "INSERT INTO alembic_version VALUES ('initial')",
+    ],
+)
+def test_a_database_that_does_not_say_its_schema_is_damaged(
+    change: str, *, may_create: bool, database_url: str
+) -> None:
+    engine = open_database(database_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(change)
+    engine.dispose()
+
+    with pytest.raises(StoreFailed, match="is damaged, it does not say which schema it has; put"):
+        open_database(database_url, may_create=may_create)
+
+
+def test_a_table_that_is_lost_meanwhile_asks_for_a_backup(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite3"
+    engine = open_database(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as changed:
+        changed.execute("DROP TABLE trials")
+
+    with pytest.raises(
+        StoreFailed, match=f"no such table: trials; .*{file} is damaged: put a copy"
+    ):
+        Repository(engine).trials()
+    engine.dispose()
+
+
+def test_a_quorum_of_another_type_is_damage(tmp_path: Path) -> None:
+    engine = open_database(f"sqlite:///{tmp_path}/store.sqlite3")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE verdict_state SET quorum = x'ff00'")
+
+    with pytest.raises(RowsDamaged):
+        Repository(engine).quorum()
+    engine.dispose()

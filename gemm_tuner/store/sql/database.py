@@ -25,7 +25,7 @@ _CHECK_FILE = "check its folder's permissions"
 _MALFORMED = ("malformed", "no such table", "already exists")  # as SQLite says it
 _FULL = ("disk I/O error", "disk is full")  # as SQLite says that, too
 _CHECK_DISK = "check its disk, which may be full"
-_PUT_BACK = "put a copy of it back, which a backup has"
+PUT_BACK = "put a copy of it back, which a backup has"
 _CHECK_SERVER = "check that its server runs and lets you in"
 _NOT_SQLITE = "file is not a database"
 
@@ -89,11 +89,16 @@ def open_database(
         ) from error
 
 
+def is_damage(error: Exception) -> bool:
+    """Return whether SQLite said that a file has not all of a database."""
+    return any(said in str(error) for said in _MALFORMED)
+
+
 def _what_to_check(file: Path | None, error: Exception) -> str:
     if file is None:
         return _CHECK_SERVER
-    if any(said in str(error) for said in _MALFORMED):
-        return _PUT_BACK
+    if is_damage(error):
+        return PUT_BACK
     return _CHECK_DISK if any(said in str(error) for said in _FULL) else _CHECK_FILE
 
 
@@ -104,8 +109,7 @@ def _open_to_write(url: URL, *, may_create: bool) -> Engine:
     if file is not None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _create_privately(file)
-    if not may_create:
-        _check_that_it_is_ours(create_engine(url), url)
+    _check_that_it_is_ours(create_engine(url), url, may_be_empty=may_create)
     with _disposed_if_it_fails(_ENGINES[url.get_backend_name()](url)) as engine:
         # A store that needs no change is not written: another may hold its lock.
         if not is_current(engine):
@@ -170,8 +174,12 @@ def is_current(engine: Engine) -> bool:
 
 def _has_newest(connection: Connection) -> bool:
     """Return whether the schema is the newest, with verdicts by the rules of this version."""
-    found = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
-    return list(found) == [newest_revision()] and _follows_rules(connection)
+    return _revisions(connection) == [newest_revision()] and _follows_rules(connection)
+
+
+def _revisions(connection: Connection) -> list[str]:
+    """Return what a database says of its schema: one revision, if it is whole."""
+    return list(connection.scalars(text("SELECT version_num FROM alembic_version")))
 
 
 def _follows_rules(connection: Connection) -> bool:
@@ -299,23 +307,38 @@ def _file_of(url: URL) -> Path | None:
     return Path(name) if is_file else None
 
 
-def _check_that_it_is_ours(engine: Engine, url: URL) -> None:
-    """Check that a database is one of gemm-tuner, of any version; change nothing."""
+def _check_that_it_is_ours(engine: Engine, url: URL, *, may_be_empty: bool = False) -> None:
+    """Check that a database is one of gemm-tuner, of any version, and whole; change nothing."""
     try:
-        names = set(inspect(engine).get_table_names())
+        with engine.connect() as connection:
+            names = set(inspect(connection).get_table_names())
+            revisions = _revisions(connection) if "alembic_version" in names else []
     finally:
         engine.dispose()
-    needed = {"alembic_version", "trials"}
+    ours = set(METADATA.tables)
+    needed = {"alembic_version", "trials"} | (ours if revisions == [newest_revision()] else set())
     if needed <= names:
+        if len(revisions) != 1 or not revisions[0]:
+            raise _damaged(url, "it does not say which schema it has")
         return
-    ours = METADATA.tables.keys()
     if len(names & ours) > len(ours) / 2:
+        raise _damaged(url, f"it has no table {' and no '.join(sorted(needed - names))} any more")
+    if not names and may_be_empty:
+        return
+    what = f"the database {shown(url)} holds no records of gemm-tuner"
+    if not may_be_empty:
+        raise _missing(what)
+    if _file_of(url) is not None:  # a server's database may be shared
         raise StoreFailed(
-            f"the database {shown(url)} is damaged, it has no table "
-            f"{' and no '.join(sorted(needed - names))} any more; {_PUT_BACK}, or name another "
-            "with --db or GEMM_TUNER_DB."
+            f"{what}, but tables of another program; name another with --db or GEMM_TUNER_DB."
         )
-    raise _missing(f"the database {shown(url)} holds no records of gemm-tuner")
+
+
+def _damaged(url: URL, why: str) -> StoreFailed:
+    return StoreFailed(
+        f"the database {shown(url)} is damaged, {why}; {PUT_BACK}, or name another with --db or "
+        "GEMM_TUNER_DB."
+    )
 
 
 def _missing(what: str) -> StoreFailed:
