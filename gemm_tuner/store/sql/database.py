@@ -8,7 +8,7 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select, text
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from gemm_tuner.derive import RULES
 from gemm_tuner.domain.printable import quoted
@@ -20,6 +20,7 @@ from gemm_tuner.store.sql.tables import METADATA, verdict_state
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 _ENGINES = {"sqlite": create_sqlite_engine, "postgresql": create_postgresql_engine}
+_DRIVERS = {"sqlite": "pysqlite", "postgresql": "psycopg"}
 _HOW_TO_WRITE_IT = "write it as sqlite:////folder/file.sqlite3 or postgresql://user@host/database"
 _CHECK_FILE = "check its folder's permissions"
 _MALFORMED = ("malformed", "no such table", "already exists")  # as SQLite says it
@@ -216,40 +217,51 @@ def parse_url(url: str) -> URL:
         raise InvalidSetting(
             f"database URL {_without_secrets(url)!r} is not understood; {_HOW_TO_WRITE_IT}."
         ) from None
+    if parsed.host and url.count("@") > 1:
+        raise InvalidSetting(
+            f"database URL {_without_secrets(url)!r} is not understood: it has an '@' too many; "
+            "write one in a name or a password as %40."
+        )
     name = shown(parsed)
     if parsed.get_backend_name() not in _ENGINES:
         raise InvalidSetting(
             f"database URL {name} cannot be used: it names neither SQLite nor PostgreSQL; "
             f"{_HOW_TO_WRITE_IT}."
         )
+    backend, _plus, driver = parsed.drivername.partition("+")
+    if driver != _DRIVERS[backend] and parsed.drivername != backend:
+        raise InvalidSetting(
+            f"database URL {name} cannot be used: no other driver than {_DRIVERS[backend]} is "
+            f"used; begin it with {backend}://."
+        )
+    _check_parts(parsed)
     try:
         parsed.get_dialect().import_dbapi()
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
         raise InvalidSetting(
             f"database URL {name} cannot be used: {error}; "
             'for PostgreSQL run: pip install "gemm-tuner[postgres]".'
         ) from error
-    if parsed.get_backend_name() == "sqlite":
-        _check_sqlite(parsed)
     return parsed
 
 
-def _check_sqlite(url: URL) -> None:
-    """Check that a URL of SQLite names a file and nothing else: connections are set up in one way.
+def _check_parts(url: URL) -> None:
+    """Check the parts of a URL: one of SQLite names a file alone, as it is set up in one way.
 
     Raises:
-        InvalidSetting: it has options or a host, or no file has such a name.
+        InvalidSetting: a part has a null byte, or it is of SQLite and has options or a host.
     """
+    is_file = url.get_backend_name() == "sqlite"
     why = None
-    if any((url.host, url.port, url.username, url.password)):
+    if is_file and any((url.host, url.port, url.username, url.password)):
         why = "SQLite has no host and no user"
-    elif "\0" in (url.database or ""):
-        why = "no name of a file has a null byte"
+    elif "%00" in url.render_as_string(hide_password=False):
+        why = "no name has a null byte"
     if why is not None:
         raise InvalidSetting(
             f"database URL {quoted(shown(url))} cannot be used: {why}; {_HOW_TO_WRITE_IT}."
         )
-    if url.query:
+    if is_file and url.query:
         options = ", ".join(repr(quoted(name)) for name in url.query)
         raise InvalidSetting(
             f"database URL {shown(url)} cannot be used: SQLite takes no options here, such as "
@@ -292,6 +304,13 @@ def database_file(url: str) -> Path | None:
         InvalidSetting: `url` is not a database URL, or its driver is not installed.
     """
     return _file_of(parse_url(url))
+
+
+def is_in_memory(url: str) -> bool:
+    """Return whether a URL is that of an SQLite database that no file keeps."""
+    with suppress(InvalidSetting):
+        return parse_url(url).get_backend_name() == "sqlite" and database_file(url) is None
+    return False
 
 
 def _create_privately(file: Path) -> None:
