@@ -29,8 +29,15 @@ db = typer.Typer(help="Copy, check, derive, prune and mirror a database", no_arg
 
 @db.command("copy", help="Copy a database into another; what is there already stays")
 def copy_command(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="URL of a database")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="URL of another, made if missing")],
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", callback=options.kept_url, help="URL of a database")
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", callback=options.kept_url, help="URL of another, made if missing"
+        ),
+    ],
     as_json: options.AsJson = False,
 ) -> None:
     """Copy a database into another; what is there already stays."""

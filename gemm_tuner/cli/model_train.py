@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_line
 from gemm_tuner.cli.places import check_place
 from gemm_tuner.domain.units import counted
@@ -24,7 +25,12 @@ def train_command(
     *,
     db: Annotated[
         str | None,
-        typer.Option("--db", metavar="URL", help="Learn from the timings in a database as well"),
+        typer.Option(
+            "--db",
+            metavar="URL",
+            callback=options.kept_url,
+            help="Learn from the timings in a database as well",
+        ),
     ] = None,
     out: Annotated[
         Path | None,

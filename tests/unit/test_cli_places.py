@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from gemm_tuner_service.listening import listen_on_socket
 from restricted import full_disk, obeying_permissions
 
 from gemm_tuner.cli.main import WRONG_USAGE, run
 from gemm_tuner.cli.places import check_place
 from gemm_tuner.client.lock import read_lock, write_lock
-from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.errors import InvalidSetting, MissingCapability
 from gemm_tuner.models.results import Results
 from gemm_tuner.store.sql.database import open_database
 
@@ -313,6 +314,16 @@ def test_a_lock_file_that_cannot_be_written_is_told_before_a_service_is_asked(
     assert code == WRONG_USAGE
     assert "there is no folder" in capsys.readouterr().err
     assert pipe.is_fifo()
+
+
+def test_a_socket_in_the_place_of_a_file_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.touch()
+
+    with pytest.raises(MissingCapability, match="File exists"), listen_on_socket(file):
+        pass
+
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_results_are_kept_through_a_link(tmp_path: Path) -> None:
