@@ -110,8 +110,11 @@ def _open_to_write(url: URL, *, may_create: bool) -> Engine:
     if file is not None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _create_privately(file)
-    _check_that_it_is_ours(create_engine(url), url, may_be_empty=may_create)
-    with _disposed_if_it_fails(_ENGINES[url.get_backend_name()](url)) as engine:
+    create = _ENGINES[url.get_backend_name()]
+    # Our engine of SQLite would change the journal of a file that is not known yet.
+    to_look = create(url) if file is None else create_engine(url)
+    _check_that_it_is_ours(to_look, url, may_be_empty=may_create)
+    with _disposed_if_it_fails(create(url)) as engine:
         # A store that needs no change is not written: another may hold its lock.
         if not is_current(engine):
             with writing(engine).begin() as connection:
