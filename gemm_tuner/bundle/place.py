@@ -76,7 +76,7 @@ def replacing(folder: Path) -> Iterator[Path]:
 def _what_else(folder: Path) -> str | None:
     """Return what keeps a folder from being replaced, None if nothing does."""
     if folder.is_symlink() or not folder.is_dir():
-        return "it is no folder"
+        return f"it is no folder{' but a link' if folder.is_symlink() else ''}"
     if not any(folder.iterdir()):
         return None
     sums = folder / SUMS

@@ -111,7 +111,7 @@ def bench(
     )
     contexts = options.execution_contexts(threads, regime)
     check_cpus(threads)
-    check_place(plot, databases=[db])
+    check_place(plot, databases=[db], others=[shapes])
     setting = _Bench(
         baselines=_chosen_baselines(baseline, layers, threads),
         repository=Repository(open_database(db, may_create=False)),

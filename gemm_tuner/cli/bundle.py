@@ -11,6 +11,7 @@ from gemm_tuner.cli import options
 from gemm_tuner.cli.interrupt import aborting
 from gemm_tuner.cli.layers import layers_of
 from gemm_tuner.cli.output import print_json, print_line, print_message
+from gemm_tuner.cli.places import check_no_database
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.machine.detect import detect_cpu
@@ -56,6 +57,7 @@ def bundle(
         operation=operation,
     )
     context = options.execution_context(threads, regime)
+    check_no_database(folder, [db])
     check_place(folder)
     repository = Repository(open_database(db, may_create=False, only_reads=True))
     cpu = detect_cpu()

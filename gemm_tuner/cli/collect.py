@@ -35,7 +35,7 @@ def collect(
 ) -> int:
     """Print which products the models of a script compute, with their share of the time."""
     check_script(script, "collect")
-    check_place(out)
+    check_place(out, others=[script])
     with aborting():
         load_pytorch()
     from gemm_tuner.torch.collecting import Recording  # noqa: PLC0415 - loads PyTorch

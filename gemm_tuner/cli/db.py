@@ -10,6 +10,7 @@ import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message
+from gemm_tuner.cli.places import check_no_database
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.record import Trial
@@ -28,8 +29,15 @@ db = typer.Typer(help="Copy, check, derive, prune and mirror a database", no_arg
 
 @db.command("copy", help="Copy a database into another; what is there already stays")
 def copy_command(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="URL of a database")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="URL of another, made if missing")],
+    source: Annotated[
+        str, typer.Argument(metavar="FROM", callback=options.kept_url, help="URL of a database")
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", callback=options.kept_url, help="URL of another, made if missing"
+        ),
+    ],
     as_json: options.AsJson = False,
 ) -> None:
     """Copy a database into another; what is there already stays."""
@@ -149,6 +157,7 @@ def mirror_command(
     """Write the kernels that are served as files, for a static server."""
     if not folder:  # a path of no name is the current folder
         raise InvalidSetting("folder '' has no name; give the one that a server has at its root.")
+    check_no_database(Path(folder), [url])
     engine = open_database(url, may_create=False)
     with ProgressLine("mirror", later_s=0) as line:
         show = pace(line)

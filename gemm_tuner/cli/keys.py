@@ -9,6 +9,7 @@ import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message
+from gemm_tuner.cli.places import check_no_database
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.client.cache import Cache, default_cache_dir
 from gemm_tuner.client.client import TIMEOUT_S
@@ -132,8 +133,9 @@ def rotate_command(
     db: options.DatabaseUrl = None,
 ) -> None:
     """Replace the signing key of this user's service; the old one signs it."""
-    repository, now, actor = Repository(open_database(db)), datetime.now(UTC), actor_here()
     path = key or default_key_path()
+    check_no_database(path, [db])
+    repository, now, actor = Repository(open_database(db)), datetime.now(UTC), actor_here()
     if is_compromised:
         # First: its id is known only while it is there, and a service with it must not start.
         stolen = present_key(path).key_id

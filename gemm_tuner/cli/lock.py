@@ -66,7 +66,7 @@ def lock(
     )
     context = options.execution_context(threads, regime)
     if not frozen:
-        check_place(file)
+        check_place(file, others=[shapes])
     client = Client(url, lock=file if frozen else None, frozen=frozen, offline=offline)
     problems = [layer.problem for layer in layers]
     found = client.kernels(problems, threads=context.threads, regime=context.regime)

@@ -21,6 +21,7 @@ from gemm_tuner.errors import (
     GemmTunerError,
     InvalidInput,
     InvalidProblem,
+    InvalidSetting,
     MissingCapability,
     ServiceFailed,
     StoreFailed,
@@ -199,7 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; an error is one line on stderr."""
     try:
-        _refuse_negative_numbers(arguments)
+        own = tuple(takewhile(lambda argument: argument != "--", arguments))  # not a script's
+        _refuse_negative_numbers(own)
+        _refuse_empty_options(own)
         code = app(args=list(arguments) or ["--help"], standalone_mode=False)
     except typer.TyperException as error:
         print_message(f"Error: {error.format_message()}")
@@ -233,10 +236,20 @@ def _tell_of_output(error: OSError) -> int:
     return SOMETHING_IS_MISSING
 
 
+def _refuse_empty_options(arguments: Sequence[str]) -> None:
+    """Refuse an option without a text, as of a variable of a script that was not set.
+
+    An empty path would be the current folder, and an empty URL that of the default database.
+    """
+    for argument, after in pairwise((*arguments, "the end")):
+        name, equals, value = argument.partition("=")
+        if name.startswith("--") and not (value if equals else after):
+            raise InvalidSetting(f"{name} is empty; give it a value, or leave it out.")
+
+
 def _refuse_negative_numbers(arguments: Sequence[str]) -> None:
     """Speak of a negative size as such; the parser would take it for an unknown option."""
-    own = takewhile(lambda argument: argument != "--", arguments)  # what follows is a script's
-    for before, argument in pairwise(own):
+    for before, argument in pairwise(arguments):
         is_value = before.startswith("--")
         if _NEGATIVE_NUMBER.fullmatch(argument) and not is_value:
             raise InvalidProblem(

@@ -87,7 +87,7 @@ def record_command(
     _check_count("--candidates", candidates, _MOST_CANDIDATES)
     _check_count("--visits", visits, _MOST_VISITS)
     check_cpus(threads)
-    check_place(out, makes_folder=True)
+    check_place(out, others=[shapes], makes_folder=True)
     cpu = detect_cpu()
     path = out or recording_path(cpu)
     settings = SweepSettings(toolchain=find_toolchain(compiler))

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_line
 from gemm_tuner.cli.places import check_place
 from gemm_tuner.domain.units import counted
@@ -24,7 +25,12 @@ def train_command(
     *,
     db: Annotated[
         str | None,
-        typer.Option("--db", metavar="URL", help="Learn from the timings in a database as well"),
+        typer.Option(
+            "--db",
+            metavar="URL",
+            callback=options.kept_url,
+            help="Learn from the timings in a database as well",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -35,10 +41,10 @@ def train_command(
 
     "gemm-tuner sweep --strategy learned" searches by it, and needs no scikit-learn.
     """
-    check_place(out, databases=[] if db is None else [db], makes_folder=True)
     cpu = detect_cpu()
     own = recording_path(cpu)
     paths = files or ([own] if own.exists() or db is None else [])
+    check_place(out, databases=[db], others=paths, makes_folder=True)
     examples = examples_of([one for path in paths for one in read_recordings(path)])
     if db is not None:
         examples += examples_in(Repository(open_database(db, may_create=False)), cpu)

@@ -15,6 +15,30 @@ _NO_TIME = re.compile(r"0+(\.0*)?\s*(ms|s|m|h)?")
 _LONGEST_S = 365 * 86400.0  # what waits cannot count much longer
 _UNIT_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
+
+def kept_url(url: str | None) -> str | None:
+    """Return the URL of a database, unless nothing in it would be kept: for typer, as a callback.
+
+    What else is wrong with it is said by who opens it.
+
+    Raises:
+        InvalidSetting: it is empty, or of a database in memory.
+    """
+    if url is None:
+        return None
+    if not url:
+        raise InvalidSetting("a database URL is empty; name a database.")
+    # Imported here: it takes long to load.
+    from gemm_tuner.store.sql.database import is_in_memory  # noqa: PLC0415
+
+    if is_in_memory(url):
+        raise InvalidSetting(
+            f"database URL {url} cannot be used: nothing would be kept of a database in memory; "
+            "name a file, as sqlite:////folder/file.sqlite3."
+        )
+    return url
+
+
 # Options, below the headings that the help of a command has.
 of_layer = partial(typer.Option, rich_help_panel="The layer")
 of_tuning = partial(typer.Option, rich_help_panel="How it is tuned")
@@ -65,8 +89,8 @@ Target = Annotated[
     str | None, of_tuning("--target", metavar="CPU", help="Choose and prove kernels for a CPU "
                              "that is not here, such as sapphire_rapids, without timing them")]
 DatabaseUrl = Annotated[
-    str | None, typer.Option("--db", envvar="GEMM_TUNER_DB", metavar="URL", help="Database; by "
-                             "default SQLite in your data directory")]
+    str | None, typer.Option("--db", envvar="GEMM_TUNER_DB", metavar="URL", callback=kept_url,
+                             help="Database; by default SQLite in your data directory")]
 Compiler = Annotated[
     str | None, of_tuning("--compiler", help="gcc, clang or zig; by default the first found")]
 Again = Annotated[

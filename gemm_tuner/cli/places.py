@@ -2,37 +2,73 @@
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.files import behind_links
-from gemm_tuner.store.sql.database import database_file, default_database_url
+from gemm_tuner.store.sql.database import (
+    database_file,
+    default_database_file,
+    default_database_url,
+)
 from gemm_tuner.user_file import cannot_be_written, make_folder_of
 
 
 def check_place(
-    out: Path | None, *, databases: Sequence[str | None] = (), makes_folder: bool = False
+    out: Path | None,
+    *,
+    databases: Sequence[str | None] = (),
+    others: Sequence[Path | None] = (),
+    makes_folder: bool = False,
 ) -> None:
     """Check that a file can be written if one is named, as far as that can be said before.
 
-    `databases` are URLs of those that the command reads, None for the user's own. Whether somebody
-    reads a pipe is not asked: who reads it would take the question for the end. With
-    `makes_folder`, its folder is made where there is none.
+    `databases` are URLs of those that the command reads, None for the user's own, which is kept
+    from being written over in any case; `others` are files that the command reads or writes as
+    well. Whether somebody reads a pipe is not asked: who reads it would take the question for the
+    end. With `makes_folder`, its folder is made where there is none.
 
     Raises:
         InvalidSetting: it is a folder or in none, its links lead in a circle, this user may not
-            write it, or it belongs to a database.
+            write it, it belongs to a database, holds keys, or is one of the others.
     """
     if out is None:
         return
     if makes_folder:
         make_folder_of(out)
-    try:
-        why = _why_not(out) or _why_not_beside(out, databases)
-    except OSError as error:
-        raise cannot_be_written(out, error.strerror or str(error)) from error
+    with _told(out):
+        why = _why_not(out)
     if why is not None:
         raise cannot_be_written(out, why)
+    check_no_database(out, databases)
+    with _told(out):
+        if _is_one_of(out, _files_of_keys()):
+            raise cannot_be_written(out, "keys are kept in it")
+        if _is_one_of(out, filter(None, others)):
+            raise cannot_be_written(out, "the command reads or writes it already")
+
+
+def check_no_database(place: Path, databases: Sequence[str | None]) -> None:
+    """Check that what a command makes is no file of a database, not even one that may come.
+
+    SQLite would find it in the place of a file of its own.
+
+    Raises:
+        InvalidSetting: it is one, of `databases` or of the user's own, or is no place at all.
+    """
+    with _told(place):
+        if _is_one_of(place, _files_of(databases)):
+            raise cannot_be_written(place, "it is a file of the database")
+
+
+@contextmanager
+def _told(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot_be_written(place, error.strerror or str(error)) from error
 
 
 def _why_not(out: Path) -> str | None:
@@ -63,23 +99,32 @@ def _is_kept_for_others(file: Path) -> bool:
     return bool(folder.st_mode & stat.S_ISVTX) and os.geteuid() not in owners
 
 
-def _why_not_beside(out: Path, databases: Sequence[str | None]) -> str | None:
-    """Return why a file may not be written where databases are, also where it is not yet there.
-
-    SQLite would find it in the place of a file of its own.
-    """
-    kept = [*_files_of(databases)]
-    is_same = out.exists() and any(file.exists() and out.samefile(file) for file in kept)
-    if is_same or os.path.realpath(out) in map(os.path.realpath, kept):
-        return "it is a file of the database"
-    return None
+def _is_one_of(place: Path, files: Iterable[Path]) -> bool:
+    """Return whether a file is one of others by any name, also where it is not yet there."""
+    kept = tuple(files)
+    is_same = place.exists() and any(file.exists() and place.samefile(file) for file in kept)
+    return is_same or os.path.realpath(place) in map(os.path.realpath, kept)
 
 
 def _files_of(databases: Sequence[str | None]) -> Iterator[Path]:
-    """Yield the files that SQLite keeps for some databases, or may."""
-    for url in databases:
-        file = database_file(url or default_database_url())
-        if file is not None:
-            # SQLite puts the others beside the file that links lead to.
-            for name in {str(file), os.path.realpath(file)}:
-                yield from (Path(f"{name}{end}") for end in ("", "-wal", "-shm", "-journal"))
+    """Yield the files that SQLite keeps for some databases and the user's own, or may."""
+    found = [default_database_file(), *(database_file(url) for url in databases if url is not None)]
+    with suppress(InvalidSetting):  # of no concern to who reads none
+        found.append(database_file(default_database_url()))
+    for file in filter(None, found):
+        # SQLite puts the others beside the file that links lead to.
+        for name in {str(file), os.path.realpath(file)}:
+            yield from (Path(f"{name}{end}") for end in ("", "-wal", "-shm", "-journal"))
+
+
+def _files_of_keys() -> Iterator[Path]:
+    """Yield the files of the user's own keys, and of those that the user believes."""
+    # Imported here: cryptography and pydantic take long to load.
+    from gemm_tuner.client.keys import KnownKeys  # noqa: PLC0415
+    from gemm_tuner.trust.attestation import MeasuringKeys  # noqa: PLC0415
+    from gemm_tuner.trust.keys import default_key_path  # noqa: PLC0415
+    from gemm_tuner.trust.succession import succession_path  # noqa: PLC0415
+
+    measuring, signing = MeasuringKeys(), default_key_path()
+    yield from (measuring.own_path, measuring.accepted_path, KnownKeys().path)
+    yield from (signing, succession_path(signing))

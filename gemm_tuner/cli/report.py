@@ -31,7 +31,11 @@ def report(
     db: options.DatabaseUrl = None,
     compare: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Compare with this database, answer by answer"),
+        typer.Option(
+            metavar="URL",
+            callback=options.kept_url,
+            help="Compare with this database, answer by answer",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE.html", help="Where to write the page")] = Path(
         "gemm-tuner-report.html"

@@ -23,6 +23,7 @@ from sqlalchemy import Engine
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_message
+from gemm_tuner.cli.places import check_no_database
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.worker_processes import WorkerProcesses
 from gemm_tuner.domain.context import ExecutionContext
@@ -180,6 +181,9 @@ def serve(
         estimate=_estimate,
     )
     tls = _tls_of(tls_certificate, tls_key)
+    place = None if host is not None or port is not None else socket_path or default_socket_path()
+    for made in filter(None, (settings.signing_key_path, place)):
+        check_no_database(made, [settings.database_url])
     database = database_file(settings.database_url)
     if database is not None:
         check_owned(database, is_database=True)

@@ -77,8 +77,8 @@ def source(
     context = options.execution_context(threads, regime)
     if binary is not None and candidate is not None:
         raise InvalidSetting("only a winner has a library; leave out --candidate or --binary.")
-    for file in (header, binary):
-        check_place(file, databases=[db])
+    check_place(header, databases=[db])
+    check_place(binary, databases=[db], others=[header])
     if header is not None:
         _write(header, (templates_dir() / "abi" / "gemm_tuner.h").read_bytes())
     if binary is not None:

@@ -118,6 +118,8 @@ def _query() -> Select[*tuple[Any, ...]]:
 
 def _token_of(row: Row[*tuple[Any, ...]]) -> Token:
     with as_row(f"token {row.id}"):
+        if not isinstance(row.id, str):
+            raise TypeError("its id is no text")
         token = Token(
             id=row.id,
             name=row.name,

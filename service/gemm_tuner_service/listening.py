@@ -1,5 +1,6 @@
 """Where the service listens: a Unix socket of its user, or a TCP port."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -77,6 +78,8 @@ def _lock_of(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):  # no lock is left
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         lock = os.open(path.with_name(f"{path.name}.lock"), flags, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -29,6 +29,65 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration_s(text)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["db", "prune", "--delete", "--db", ""],
+        ["resolve", "8", "8", "8", "--db="],
+        ["serve", "--socket", ""],
+        ["serve", "--key", ""],
+        ["keys", "rotate", "--key="],
+        ["report", "--out", ""],
+        ["lock", "8", "8", "8", "--file", ""],
+        ["sweep", "--shapes", ""],
+    ],
+    ids=" ".join,
+)
+def test_an_empty_option_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == main.WRONG_USAGE
+
+    name = next(one for one in reversed(arguments) if one.startswith("--")).removesuffix("=")
+    assert capsys.readouterr().err.startswith(f"Error: {name} is empty; give it a value")
+
+
+def test_what_follows_for_a_script_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["collect", "none.py", "--", "--name", ""])
+
+    assert "is empty" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite:///"])
+def test_a_database_in_memory_is_refused(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = f"sqlite:///{tmp_path}/store.sqlite3"
+    create = ["tokens", "create", "a", "--scope", "resolve"]
+    for arguments in (
+        [*create, "--db", url],
+        ["serve", "--workers", "0", "--db", url],
+        ["db", "copy", file, url],
+        ["db", "copy", url, file],
+        ["report", "--compare", url],
+        ["model", "train", "--db", url],
+    ):
+        assert run(arguments) == main.WRONG_USAGE
+        assert "nothing would be kept of a database in memory" in capsys.readouterr().err
+
+    monkeypatch.setenv("GEMM_TUNER_DB", url)
+    assert run(create) == main.WRONG_USAGE
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("urls", [("", "sqlite:///x"), ("sqlite:///x", "")])
+def test_no_copy_takes_an_empty_url_for_the_own_database(
+    urls: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["db", "copy", *urls]) == main.WRONG_USAGE
+    assert "a database URL is empty" in capsys.readouterr().err
+
+
 def test_the_version_is_that_of_the_generator(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
 

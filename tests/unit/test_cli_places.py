@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from gemm_tuner_service.listening import listen_on_socket
 from restricted import full_disk, obeying_permissions
 
 from gemm_tuner.cli.main import WRONG_USAGE, run
 from gemm_tuner.cli.places import check_place
 from gemm_tuner.client.lock import read_lock, write_lock
-from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.errors import InvalidSetting, MissingCapability
 from gemm_tuner.models.results import Results
 from gemm_tuner.store.sql.database import open_database
 
@@ -83,6 +84,110 @@ def test_a_picture_of_another_cpu_needs_no_database(
     monkeypatch.setenv("GEMM_TUNER_DB", "of a typing error")
 
     assert run([*SIMULATE, "--plot", str(tmp_path / "a.svg")]) == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["records", "export"],
+        ["source", "64", "64", "64", "--header"],
+        ["source", "64", "64", "64", "--binary"],
+        ["bench", "64", "64", "64", "--plot"],
+        ["model", "train", "--out"],
+        ["model", "record", "1", "64", "64", "--out"],
+        ["report", "--out"],
+        ["bench-models", "--out"],
+        [*SIMULATE, "--plot"],
+        ["lock", "64", "64", "64", "--file"],
+        ["collect", __file__, "--out"],
+        ["db", "mirror"],
+        ["serve", "--workers", "0", "--socket"],
+        ["serve", "--workers", "0", "--key"],
+        ["keys", "rotate", "--key"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_writes_over_the_users_own_database(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    own = _own_folder(tmp_path, monkeypatch) / "gemm-tuner.sqlite3"
+    monkeypatch.delenv("GEMM_TUNER_DB", raising=False)
+    open_database().dispose()
+    before = own.read_bytes()
+    monkeypatch.setenv("GEMM_TUNER_DB", f"sqlite:///{tmp_path}/other.sqlite3")
+    open_database().dispose()
+    (tmp_path / "link.svg").symlink_to(own)
+    (tmp_path / "wal.svg").symlink_to(f"{own}-wal")
+    (tmp_path / "other.svg").symlink_to(tmp_path / "other.sqlite3-journal")
+
+    for name in ("link.svg", "wal.svg", "other.svg"):
+        assert run([*command, str(tmp_path / name)]) == WRONG_USAGE
+        told = capsys.readouterr().err
+        assert f"{name} cannot be written: it is a file of the database" in told
+    assert own.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "measuring-key.pem",
+        "measuring-keys.txt",
+        "signing-key.pem",
+        "signing-key.pem.successions.json",
+        "known-keys.json",
+    ],
+)
+def test_no_file_takes_the_place_of_keys(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = _own_folder(tmp_path, monkeypatch)
+    (tmp_path / "link").symlink_to(folder / name)
+
+    for place in (folder / name, tmp_path / "link"):
+        with pytest.raises(InvalidSetting, match="cannot be written: keys are kept in it"):
+            check_place(place)
+
+    check_place(folder / "ranker.json")
+
+
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the user's data directory, made anew."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    folder = tmp_path / "data" / "gemm-tuner"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "read"),
+    [
+        (["model", "train", "{}", "--out"], "recordings.jsonl.gz"),
+        (["model", "record", "--shapes", "{}", "--out"], "layers.csv"),
+        (["bench", "--shapes", "{}", "--plot"], "layers.csv"),
+        (["lock", "--shapes", "{}", "--file"], "layers.csv"),
+        (["source", "64", "64", "64", "--header", "{}", "--binary"], "kernel.h"),
+        (["collect", "{}", "--out"], "script.py"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_no_command_writes_over_what_it_reads(
+    command: list[str], read: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    file, link = tmp_path / read, tmp_path / "link"
+    file.write_text("name,m,n,k\na,1,64,64\n")
+    link.symlink_to(file)
+    before = file.read_bytes()
+
+    code = run([*(part.format(file) for part in command), str(link)])
+
+    assert code == WRONG_USAGE
+    assert "link cannot be written: the command reads or writes it" in capsys.readouterr().err
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("command", ["train", "record"])
@@ -209,6 +314,16 @@ def test_a_lock_file_that_cannot_be_written_is_told_before_a_service_is_asked(
     assert code == WRONG_USAGE
     assert "there is no folder" in capsys.readouterr().err
     assert pipe.is_fifo()
+
+
+def test_a_socket_in_the_place_of_a_file_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.touch()
+
+    with pytest.raises(MissingCapability, match="File exists"), listen_on_socket(file):
+        pass
+
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_results_are_kept_through_a_link(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """A new database gets at once what migrations would make step by step."""
 
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -164,9 +165,39 @@ def test_tables_of_others_stay_beside(empty_url: str) -> None:
         connection.exec_driver_sql("DROP TABLE alembic_version")
         connection.exec_driver_sql("CREATE TABLE places (name TEXT)")
 
+    if empty_url.startswith("sqlite"):  # a file is one program's, a server may be shared
+        with pytest.raises(StoreFailed, match="but tables of another program; name another"):
+            open_database(empty_url)
+        return
     with opened(empty_url) as engine:
         assert is_current(engine)
         assert "places" in inspect(engine).get_table_names()
+
+
+@pytest.mark.parametrize("table", ["places", "jobs", "alembic_version"])
+def test_a_file_of_another_program_is_refused_and_stays(table: str, tmp_path: Path) -> None:
+    path = tmp_path / "places.sqlite3"
+    with closing(sqlite3.connect(path)) as foreign:
+        foreign.execute(f"CREATE TABLE {table} AS SELECT 'abc' AS version_num")
+        foreign.commit()
+    before = path.read_bytes()
+
+    with pytest.raises(StoreFailed, match=r"places\.sqlite3 holds .*but tables of another program"):
+        open_database(f"sqlite:///{path}")
+
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_without_tables_becomes_a_database(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with closing(sqlite3.connect(tmp_path / "used")) as used:
+        used.execute("CREATE TABLE places (name TEXT)")
+        used.execute("DROP TABLE places")
+
+    for name in ("empty", "used"):
+        with opened(f"sqlite:///{tmp_path}/{name}") as engine:
+            assert is_current(engine)
 
 
 def test_a_disk_that_is_full_meanwhile_is_told_and_leaves_nothing(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from gemm_tuner.store.sql.database import (
     is_current,
     newest_revision,
     open_database,
+    parse_url,
     writing,
 )
 from gemm_tuner.store.sql.postgresql import create_postgresql_engine
+from gemm_tuner.store.sql.statements import RowsDamaged
 
 
 def test_opening_creates_missing_folders_and_the_newest_schema(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_an_unusable_url_is_a_clear_error(url: str) -> None:
         ("sqlite://host/store.sqlite3", "SQLite has no host and no user"),
         ("sqlite://user@/store.sqlite3", "SQLite has no host and no user"),
         ("sqlite://:80/store.sqlite3", "SQLite has no host and no user"),
-        ("sqlite:///a%00b", "no name of a file has a null byte"),
+        ("sqlite:///a%00b", "no name has a null byte"),
     ],
 )
 def test_a_url_of_sqlite_names_a_file_alone(
@@ -194,6 +196,31 @@ def test_a_url_of_sqlite_names_a_file_alone(
         open_database(url)
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("postgresql+psycopg_async://127.0.0.1:1/d", "psycopg is used; begin it with postgresql:"),
+        ("postgresql+psycopg2://127.0.0.1:1/d", "psycopg is used; begin it with postgresql://"),
+        ("postgresql+://127.0.0.1:1/d", "psycopg is used; begin it with postgresql://"),
+        ("sqlite+aiosqlite:///x", "pysqlite is used; begin it with sqlite://"),
+        ("sqlite+:///x", "pysqlite is used; begin it with sqlite://"),
+        ("postgresql://127.0.0.1:1/d%00e", "no name has a null byte"),
+        ("postgresql://127.0.0.1:1/d?user=%00", "no name has a null byte"),
+        ("postgresql://u:my@pw@127.0.0.1:1/d", "an '@' too many; write one .* as %40"),
+    ],
+)
+def test_what_a_url_may_not_have_is_named(url: str, why: str) -> None:
+    with pytest.raises(InvalidSetting, match=why) as caught:
+        open_database(url)
+
+    assert "pip install" not in str(caught.value)
+
+
+def test_an_at_sign_may_be_in_a_password_and_in_the_name_of_a_file() -> None:
+    assert parse_url("postgresql+psycopg://me:a%40b@127.0.0.1:1/d").host == "127.0.0.1"
+    assert parse_url("sqlite+pysqlite:///x@y@z").database == "x@y@z"
 
 
 @pytest.mark.parametrize(
@@ -217,6 +244,8 @@ def test_an_option_of_sqlite_is_refused_by_its_name(options: str, tmp_path: Path
         "nonsense://user@host/x?password=secret",
         "postgresql:host?sslpassword=secret",
         "sqlite:///file?password=secret",
+        "postgresql://user:my@secret@host/x",
+        "postgresql://user:my@sec/secret@host/x",
     ],
 )
 def test_a_password_is_not_shown(url: str) -> None:
@@ -314,6 +343,16 @@ def test_nothing_is_written_where_the_file_was_removed(tmp_path: Path) -> None:
     assert not file.exists()
 
 
+def test_a_data_folder_whose_name_is_no_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GEMM_TUNER_DB", raising=False)
+    monkeypatch.setenv("XDG_DATA_HOME", f"{tmp_path}/\udcff")
+
+    with pytest.raises(InvalidSetting, match="no text in UTF-8; set XDG_DATA_HOME"):
+        open_database()
+
+
 def test_a_url_of_no_text_is_refused() -> None:
     with pytest.raises(InvalidSetting, match="is not understood"):
         open_database("sqlite:///\udcff")
@@ -346,12 +385,59 @@ def test_a_file_with_damaged_pages_is_not_called_an_older_one(
         open_database(f"sqlite:///{file}", may_create=may_create)
 
 
-@pytest.mark.parametrize("table", ["trials", "alembic_version"])
-def test_a_file_without_one_of_its_tables_is_damaged(table: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("may_create", [True, False])
+@pytest.mark.parametrize("table", ["trials", "alembic_version", "verdicts", "workers", "jobs"])
+def test_a_file_without_one_of_its_tables_is_damaged(
+    table: str, *, may_create: bool, tmp_path: Path
+) -> None:
     file = tmp_path / "store.sqlite3"
     open_database(f"sqlite:///{file}").dispose()
     with closing(sqlite3.connect(file)) as changed:
         changed.execute(f"DROP TABLE {table}")
 
     with pytest.raises(StoreFailed, match=f"is damaged, it has no table {table} any more; put"):
-        open_database(f"sqlite:///{file}", may_create=False)
+        open_database(f"sqlite:///{file}", may_create=may_create)
+
+
+@pytest.mark.parametrize("may_create", [True, False])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE alembic_version SET version_num = ''",
+        "DELETE FROM alembic_version",
+        "INSERT INTO alembic_version VALUES ('initial')",
+    ],
+)
+def test_a_database_that_does_not_say_its_schema_is_damaged(
+    change: str, *, may_create: bool, database_url: str
+) -> None:
+    engine = open_database(database_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(change)
+    engine.dispose()
+
+    with pytest.raises(StoreFailed, match="is damaged, it does not say which schema it has; put"):
+        open_database(database_url, may_create=may_create)
+
+
+def test_a_table_that_is_lost_meanwhile_asks_for_a_backup(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite3"
+    engine = open_database(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file)) as changed:
+        changed.execute("DROP TABLE trials")
+
+    with pytest.raises(
+        StoreFailed, match=f"no such table: trials; .*{file} is damaged: put a copy"
+    ):
+        Repository(engine).trials()
+    engine.dispose()
+
+
+def test_a_quorum_of_another_type_is_damage(tmp_path: Path) -> None:
+    engine = open_database(f"sqlite:///{tmp_path}/store.sqlite3")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE verdict_state SET quorum = x'ff00'")
+
+    with pytest.raises(RowsDamaged):
+        Repository(engine).quorum()
+    engine.dispose()

@@ -1,4 +1,5 @@
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine
@@ -6,6 +7,7 @@ from sqlalchemy import Engine
 from gemm_tuner.domain.access import AuditEntry, Scope, TokenSecret
 from gemm_tuner.errors import InvalidSetting, StoreFailed
 from gemm_tuner.store.audit import AuditLog
+from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.tokens import Tokens
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -65,6 +67,18 @@ def test_times_that_no_clock_can_be_compared_with_are_damages(engine: Engine) ->
 
     with pytest.raises(StoreFailed, match="no zone"):
         store.with_secret(secret.digest)
+
+
+def test_an_id_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    engine = open_database(f"sqlite:///{tmp_path}/store.sqlite3")  # which keeps values of any type
+    store = Tokens(engine)
+    store.create("ci", SCOPES, actor="me", now=NOW)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE tokens SET id = x'ff00'")
+
+    with pytest.raises(StoreFailed, match="its id is no text"):
+        store.all()
+    engine.dispose()
 
 
 def test_only_a_token_that_counts_can_be_revoked(engine: Engine) -> None:

@@ -79,7 +79,7 @@ class DatabaseCopy:
         return self._added + self._known + len(self._reasons)
 
     def _copy_chunk(self, source: Connection, table: Table, keys: Sequence[RowMapping]) -> None:
-        with translated_errors(), writing(self._target).begin() as target:
+        with translated_errors(self._target), writing(self._target).begin() as target:
             missing = _missing(target, table, keys)
             rows = _read_rows(source, table, missing) if missing else []
             whole = [dict(row) for row in rows if self._is_whole(table, row)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select, text
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from gemm_tuner.derive import RULES
 from gemm_tuner.domain.printable import quoted
@@ -20,12 +20,13 @@ from gemm_tuner.store.sql.tables import METADATA, verdict_state
 from gemm_tuner.trust.attestation import MeasuringKeys
 
 _ENGINES = {"sqlite": create_sqlite_engine, "postgresql": create_postgresql_engine}
+_DRIVERS = {"sqlite": "pysqlite", "postgresql": "psycopg"}
 _HOW_TO_WRITE_IT = "write it as sqlite:////folder/file.sqlite3 or postgresql://user@host/database"
 _CHECK_FILE = "check its folder's permissions"
 _MALFORMED = ("malformed", "no such table", "already exists")  # as SQLite says it
 _FULL = ("disk I/O error", "disk is full")  # as SQLite says that, too
 _CHECK_DISK = "check its disk, which may be full"
-_PUT_BACK = "put a copy of it back, which a backup has"
+PUT_BACK = "put a copy of it back, which a backup has"
 _CHECK_SERVER = "check that its server runs and lets you in"
 _NOT_SQLITE = "file is not a database"
 
@@ -37,8 +38,20 @@ def default_database_url() -> str:
     configured = os.environ.get("GEMM_TUNER_DB")
     if configured:
         return configured
-    path = user_data_path("gemm-tuner") / "gemm-tuner.sqlite3"
-    return URL.create("sqlite", database=str(path)).render_as_string()
+    file = str(default_database_file())
+    try:
+        file.encode()
+    except UnicodeEncodeError:
+        raise InvalidSetting(
+            f"the database cannot be {quoted(file)}: the name is no text in UTF-8; set "
+            "XDG_DATA_HOME to another folder, or name a database with --db or GEMM_TUNER_DB."
+        ) from None
+    return URL.create("sqlite", database=file).render_as_string()
+
+
+def default_database_file() -> Path:
+    """Return the file of the user's database."""
+    return user_data_path("gemm-tuner") / "gemm-tuner.sqlite3"
 
 
 def open_database(
@@ -77,11 +90,16 @@ def open_database(
         ) from error
 
 
+def is_damage(error: Exception) -> bool:
+    """Return whether SQLite said that a file has not all of a database."""
+    return any(said in str(error) for said in _MALFORMED)
+
+
 def _what_to_check(file: Path | None, error: Exception) -> str:
     if file is None:
         return _CHECK_SERVER
-    if any(said in str(error) for said in _MALFORMED):
-        return _PUT_BACK
+    if is_damage(error):
+        return PUT_BACK
     return _CHECK_DISK if any(said in str(error) for said in _FULL) else _CHECK_FILE
 
 
@@ -92,9 +110,11 @@ def _open_to_write(url: URL, *, may_create: bool) -> Engine:
     if file is not None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _create_privately(file)
-    if not may_create:
-        _check_that_it_is_ours(create_engine(url), url)
-    with _disposed_if_it_fails(_ENGINES[url.get_backend_name()](url)) as engine:
+    create = _ENGINES[url.get_backend_name()]
+    # Our engine of SQLite would change the journal of a file that is not known yet.
+    to_look = create(url) if file is None else create_engine(url)
+    _check_that_it_is_ours(to_look, url, may_be_empty=may_create)
+    with _disposed_if_it_fails(create(url)) as engine:
         # A store that needs no change is not written: another may hold its lock.
         if not is_current(engine):
             with writing(engine).begin() as connection:
@@ -158,8 +178,12 @@ def is_current(engine: Engine) -> bool:
 
 def _has_newest(connection: Connection) -> bool:
     """Return whether the schema is the newest, with verdicts by the rules of this version."""
-    found = connection.scalars(text("SELECT version_num FROM alembic_version")).all()
-    return list(found) == [newest_revision()] and _follows_rules(connection)
+    return _revisions(connection) == [newest_revision()] and _follows_rules(connection)
+
+
+def _revisions(connection: Connection) -> list[str]:
+    """Return what a database says of its schema: one revision, if it is whole."""
+    return list(connection.scalars(text("SELECT version_num FROM alembic_version")))
 
 
 def _follows_rules(connection: Connection) -> bool:
@@ -196,40 +220,51 @@ def parse_url(url: str) -> URL:
         raise InvalidSetting(
             f"database URL {_without_secrets(url)!r} is not understood; {_HOW_TO_WRITE_IT}."
         ) from None
+    if parsed.host and url.count("@") > 1:
+        raise InvalidSetting(
+            f"database URL {_without_secrets(url)!r} is not understood: it has an '@' too many; "
+            "write one in a name or a password as %40."
+        )
     name = shown(parsed)
     if parsed.get_backend_name() not in _ENGINES:
         raise InvalidSetting(
             f"database URL {name} cannot be used: it names neither SQLite nor PostgreSQL; "
             f"{_HOW_TO_WRITE_IT}."
         )
+    backend, _plus, driver = parsed.drivername.partition("+")
+    if driver != _DRIVERS[backend] and parsed.drivername != backend:
+        raise InvalidSetting(
+            f"database URL {name} cannot be used: no other driver than {_DRIVERS[backend]} is "
+            f"used; begin it with {backend}://."
+        )
+    _check_parts(parsed)
     try:
         parsed.get_dialect().import_dbapi()
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
+    except ModuleNotFoundError as error:
         raise InvalidSetting(
             f"database URL {name} cannot be used: {error}; "
             'for PostgreSQL run: pip install "gemm-tuner[postgres]".'
         ) from error
-    if parsed.get_backend_name() == "sqlite":
-        _check_sqlite(parsed)
     return parsed
 
 
-def _check_sqlite(url: URL) -> None:
-    """Check that a URL of SQLite names a file and nothing else: connections are set up in one way.
+def _check_parts(url: URL) -> None:
+    """Check the parts of a URL: one of SQLite names a file alone, as it is set up in one way.
 
     Raises:
-        InvalidSetting: it has options or a host, or no file has such a name.
+        InvalidSetting: a part has a null byte, or it is of SQLite and has options or a host.
     """
+    is_file = url.get_backend_name() == "sqlite"
     why = None
-    if any((url.host, url.port, url.username, url.password)):
+    if is_file and any((url.host, url.port, url.username, url.password)):
         why = "SQLite has no host and no user"
-    elif "\0" in (url.database or ""):
-        why = "no name of a file has a null byte"
+    elif "%00" in url.render_as_string(hide_password=False):
+        why = "no name has a null byte"
     if why is not None:
         raise InvalidSetting(
             f"database URL {quoted(shown(url))} cannot be used: {why}; {_HOW_TO_WRITE_IT}."
         )
-    if url.query:
+    if is_file and url.query:
         options = ", ".join(repr(quoted(name)) for name in url.query)
         raise InvalidSetting(
             f"database URL {shown(url)} cannot be used: SQLite takes no options here, such as "
@@ -274,6 +309,13 @@ def database_file(url: str) -> Path | None:
     return _file_of(parse_url(url))
 
 
+def is_in_memory(url: str) -> bool:
+    """Return whether a URL is that of an SQLite database that no file keeps."""
+    with suppress(InvalidSetting):
+        return parse_url(url).get_backend_name() == "sqlite" and database_file(url) is None
+    return False
+
+
 def _create_privately(file: Path) -> None:
     """Make an empty file that others cannot read, where there is none; SQLite keeps its mode."""
     with suppress(FileExistsError):
@@ -287,23 +329,38 @@ def _file_of(url: URL) -> Path | None:
     return Path(name) if is_file else None
 
 
-def _check_that_it_is_ours(engine: Engine, url: URL) -> None:
-    """Check that a database is one of gemm-tuner, of any version; change nothing."""
+def _check_that_it_is_ours(engine: Engine, url: URL, *, may_be_empty: bool = False) -> None:
+    """Check that a database is one of gemm-tuner, of any version, and whole; change nothing."""
     try:
-        names = set(inspect(engine).get_table_names())
+        with engine.connect() as connection:
+            names = set(inspect(connection).get_table_names())
+            revisions = _revisions(connection) if "alembic_version" in names else []
     finally:
         engine.dispose()
-    needed = {"alembic_version", "trials"}
+    ours = set(METADATA.tables)
+    needed = {"alembic_version", "trials"} | (ours if revisions == [newest_revision()] else set())
     if needed <= names:
+        if len(revisions) != 1 or not revisions[0]:
+            raise _damaged(url, "it does not say which schema it has")
         return
-    ours = METADATA.tables.keys()
     if len(names & ours) > len(ours) / 2:
+        raise _damaged(url, f"it has no table {' and no '.join(sorted(needed - names))} any more")
+    if not names and may_be_empty:
+        return
+    what = f"the database {shown(url)} holds no records of gemm-tuner"
+    if not may_be_empty:
+        raise _missing(what)
+    if _file_of(url) is not None:  # a server's database may be shared
         raise StoreFailed(
-            f"the database {shown(url)} is damaged, it has no table "
-            f"{' and no '.join(sorted(needed - names))} any more; {_PUT_BACK}, or name another "
-            "with --db or GEMM_TUNER_DB."
+            f"{what}, but tables of another program; name another with --db or GEMM_TUNER_DB."
         )
-    raise _missing(f"the database {shown(url)} holds no records of gemm-tuner")
+
+
+def _damaged(url: URL, why: str) -> StoreFailed:
+    return StoreFailed(
+        f"the database {shown(url)} is damaged, {why}; {PUT_BACK}, or name another with --db or "
+        "GEMM_TUNER_DB."
+    )
 
 
 def _missing(what: str) -> StoreFailed:

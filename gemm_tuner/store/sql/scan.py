@@ -16,7 +16,7 @@ def snapshot(engine: Engine) -> Iterator[Connection]:
     """Yield a connection that sees the database as it is now, whatever others write."""
     if engine.dialect.name == "postgresql":
         engine = engine.execution_options(isolation_level="REPEATABLE READ")
-    with translated_errors(), engine.connect() as connection:
+    with translated_errors(engine), engine.connect() as connection:
         yield connection
 
 

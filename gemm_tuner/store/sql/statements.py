@@ -11,7 +11,14 @@ from sqlalchemy import Connection, Engine, Row, Select, Table, select, update
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
-from gemm_tuner.store.sql.database import asking_once, reason_of, writing
+from gemm_tuner.store.sql.database import (
+    PUT_BACK,
+    asking_once,
+    is_damage,
+    reason_of,
+    shown,
+    writing,
+)
 from gemm_tuner.store.sql.tables import verdict_state
 from gemm_tuner.trust.attestation import MeasuringKeys
 
@@ -46,18 +53,18 @@ class Statements:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        with translated_errors(), self._engine.connect() as connection:
+        with translated_errors(self._engine), self._engine.connect() as connection:
             yield connection
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with translated_errors(), self._writer.begin() as connection:
+        with translated_errors(self._engine), self._writer.begin() as connection:
             yield connection
 
     @contextmanager
     def _asking_once(self) -> Iterator[Connection]:
         """Yield a connection for one query, which needs no transaction around it."""
-        with translated_errors(), self._asker.connect() as connection:
+        with translated_errors(self._engine), self._asker.connect() as connection:
             yield connection
 
     def _first(self, query: Select[*tuple[Any, ...]]) -> Row[*tuple[Any, ...]] | None:
@@ -77,7 +84,7 @@ def note_change(connection: Connection) -> None:
 
 def read_quorum(connection: Connection) -> int:
     """Return how many hosts must find the same before a kernel is named."""
-    return connection.scalar(select(verdict_state.c.quorum)) or 1
+    return int(connection.scalar(select(verdict_state.c.quorum)) or 1)
 
 
 def insert_new(connection: Connection, table: Table, **values: str | float | bytes | None) -> bool:
@@ -126,10 +133,11 @@ def is_of_database(error: Exception) -> bool:
 
 
 @contextmanager
-def translated_errors() -> Iterator[None]:
+def translated_errors(engine: Engine | None = None) -> Iterator[None]:
     """Turn what a driver raises into `StoreFailed`, or `InvalidSetting` for what is no text.
 
     So is a value of a type that nothing of this package stores: SQLite keeps any in any column.
+    The database of `engine` is named where it is damaged as a whole.
     """
     try:
         yield
@@ -142,9 +150,11 @@ def translated_errors() -> Iterator[None]:
     except SQLAlchemyError as error:
         if isinstance(error, DBAPIError) and not is_of_database(error):
             raise RowsDamaged(f"the database holds text that is none: {_DAMAGE}") from error
+        what_to_do = "check its disk, permissions and other processes, then try again"
+        if engine is not None and engine.dialect.name == "sqlite" and is_damage(error):
+            what_to_do = f"{shown(engine.url)} is damaged: {PUT_BACK}"
         raise StoreFailed(
-            f"the database did not do what was asked: {reason_of(error)}; "
-            "check its disk, permissions and other processes, then try again."
+            f"the database did not do what was asked: {reason_of(error)}; {what_to_do}."
         ) from error
     except (TypeError, ValueError, AttributeError) as error:
         raise RowsDamaged(
