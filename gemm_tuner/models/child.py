@@ -11,14 +11,16 @@ import re
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 from threading import Thread
 from time import perf_counter, perf_counter_ns, process_time
-from typing import TextIO
+from typing import Any, TextIO
 
 from gemm_tuner.domain.model_run import LayerCalls
 from gemm_tuner.machine.measuring_lock import as_holder
@@ -34,7 +36,7 @@ from gemm_tuner.models.messages import (
     Ready,
     Sampled,
 )
-from gemm_tuner.models.row import Built, Prepared, Work, tensors_of
+from gemm_tuner.models.row import Built, Precision, Prepared, Work, tensors_of
 from gemm_tuner.models.shares import time_shares
 from gemm_tuner.models.table import MODELS, PRECISIONS, WAYS
 
@@ -90,23 +92,9 @@ def _serve(order: Order, lines: SimpleQueue[str], answers: TextIO) -> None:
 def prepare(order: Order) -> tuple[Prepared, Ready]:
     """Return a way that was called, and how its outputs compare with those in f32."""
     precision = PRECISIONS[order.dtype]
-    built = _built(order)
-    output = built.call()
-    expected = [one.float().clone() for one in tensors_of(output)]
-    own = [Distance(largest=0.0, norm=0.0)] * len(expected)
-    if precision.times_own:
-        output = precision.convert(built).call()
-        own = distances([one.float() for one in tensors_of(output)], expected)
-        built = _built(order)  # the other was converted where it lies
-    work = Work(
-        built=built,
-        precision=precision,
-        threads=order.threads,
-        db=order.db,
-        budget_s=order.budget_s,
-    )
+    work, expected, own = _work(order, precision)
     prepared = WAYS[order.way].prepare(work)
-    del built, work, output
+    del work
     for _warm_up in range(_WARM_UPS):
         begin_s = perf_counter()
         output = prepared.call()
@@ -121,6 +109,31 @@ def prepare(order: Order) -> tuple[Prepared, Ready]:
         resident_bytes=_resident_bytes(),
     )
     return prepared, _with_layers(ready, prepared)
+
+
+def _work(order: Order, precision: Precision) -> tuple[Work, list[Any], list[Distance]]:
+    """Return what a way is to run, the outputs in f32, and how far eager mode is from these."""
+    built = _built(order)
+    expected = [one.float().clone() for one in tensors_of(built.call())]
+    own = [Distance(largest=0.0, norm=0.0)] * len(expected)
+    plain: Callable[[], Built] = partial(_same, built)
+    if precision.times_own:
+        # The model in f32 may be converted where it lies, and is built anew for who asks.
+        built, plain = precision.convert(built), partial(_built, order)
+        own = distances([one.float() for one in tensors_of(built.call())], expected)
+    work = Work(
+        built=built,
+        plain=plain,
+        precision=precision,
+        threads=order.threads,
+        db=order.db,
+        budget_s=order.budget_s,
+    )
+    return work, expected, own
+
+
+def _same(built: Built) -> Built:
+    return built
 
 
 def _built(order: Order) -> Built:

@@ -62,20 +62,18 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a way is to run: `built` is in f32, for those that convert models by themselves.
+    """What a way is to run: the model as PyTorch runs it in the precision.
 
-    With `budget_s`, what the database `db` lacks is tuned first, so long for each layer.
+    `plain` makes it in f32, for those that convert models by themselves. With `budget_s`, what the
+    database `db` lacks is tuned first, so long for each layer.
     """
 
     built: Built
+    plain: Callable[[], Built]
     precision: Precision
     threads: int
     db: str
     budget_s: float
-
-    def converted(self) -> Built:
-        """Return the model in the wanted precision."""
-        return self.precision.convert(self.built)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

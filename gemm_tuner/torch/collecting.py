@@ -1,7 +1,7 @@
 """Which products a model computes: how often, of what sizes, and what share of its time."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from io import StringIO
@@ -14,7 +14,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemm_tuner.domain.operation import Operation
@@ -27,6 +27,7 @@ from gemm_tuner.torch.graphs import ATTENTION
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.packed_linear import hold_all_weights
 from gemm_tuner.torch.quantised import BYTES, dequantised_from
+from gemm_tuner.torch.weight_only import WEIGHT_ONLY_LAYOUT
 
 _ATEN = torch.ops.aten
 _WARM_UPS = 1
@@ -200,10 +201,11 @@ class _Names:
         self._known: dict[int, tuple[ReferenceType[Any], str]] = {}
 
     def add(self, parameter: Any, name: str) -> None:  # noqa: ANN401 - of PyTorch
-        """Let a parameter have a name."""
-        address = _address(parameter)
-        if address is not None:
-            self._known[address] = ref(parameter), name
+        """Let a parameter have a name, or the tensors that one of a subclass is made of."""
+        for part in _parts(parameter):
+            address = _address(part)
+            if address is not None:
+                self._known[address] = ref(part), name
 
     def of(self, tensor: Any) -> str | None:  # noqa: ANN401 - of PyTorch
         """Return the name of the parameter that a tensor shows, None if it shows none."""
@@ -213,6 +215,16 @@ class _Names:
             return None
         parameter = found[0]()
         return found[1] if parameter is not None and _address(parameter) == address else None
+
+
+def _parts(tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor
+    """Yield the tensors that a wrapper is made of, such as bytes and their scales; or itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    names, _context = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _parts(getattr(tensor, name))
 
 
 def _address(tensor: Any) -> int | None:  # noqa: ANN401 - a tensor
@@ -274,11 +286,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         begin_s = perf_counter()
         result = function(*args, **(kwargs or {}))
         seconds = perf_counter() - begin_s
-        if function is _ATEN._to_copy.default:  # noqa: SLF001 - what autocast calls
-            name = self._names.of(args[0])
-            if name is not None:
-                self._casts[name] = result
-                self._names.add(result, name)
+        self._note_cast(function, args, result)
         if function in _COPIES and self._layout_of(args[0]) != _layout_of(result):
             self._turned.add(result, "")
         given = dequantised_from(function, args)
@@ -293,6 +301,16 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         if factors is not None:
             self._add_product(*factors, seconds)
         return result
+
+    def _note_cast(self, function: Any, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
+        """Note weights that were cast: what autocast calls, and what makes floats of bytes."""
+        name = self._names.of(args[0]) if function is _ATEN._to_copy.default else None  # noqa: SLF001
+        if name is None:
+            return
+        self._casts[name] = result
+        self._names.add(result, name)
+        if args[0].dtype is torch.int8:  # weights of bytes alone
+            self._bytes.add(result, BYTES[torch.int8])
 
     def _note_repeats(self, function: Any, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
         """Note how often heads of keys are repeated: (b, heads, repeats, n, d), then copied."""
@@ -310,7 +328,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         return replace(kind, m=repeats, batch=kind.batch // repeats)
 
     def _add_product(self, x: Any, w: Any, bias: Any, seconds: float) -> None:  # noqa: ANN401
-        x_type, w_type = self._bytes.of(x), self._bytes.of(w)
         name = self._names.of(w)
         batch, m = x.shape[0] if x.dim() == 3 else 1, x.shape[-2]
         if name is not None and batch > 1 and w.stride(0) == 0:  # one w, as of a layer
@@ -320,9 +337,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
             m=m,
             n=w.shape[-1],
             k=x.shape[-1],
-            dtype=f"{x_type}_{w_type}_s32_f32" if x_type and w_type else _type_of(x),
+            dtype=self._types_of(x, w),
             has_bias=bias is not None,
-            w_layout=self._layout_of(w) if name is None else WeightLayout.NK.value,
+            w_layout=self._layout_of(w) if name is None else self._w_layout(x, w),
         )
         seen = self._add(kind, seconds)
         if name is not None:
@@ -333,6 +350,18 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
         seen.calls += 1
         seen.seconds += seconds
         return seen
+
+    def _types_of(self, x: Any, w: Any) -> str:  # noqa: ANN401 - tensors
+        """Return the types of a product: those of floats may be of the bytes they were made of."""
+        x_type, w_type, floats = self._bytes.of(x), self._bytes.of(w), _type_of(x)
+        if w_type and x_type:
+            return f"{x_type}_{w_type}_s32_f32"
+        return floats if w_type is None else f"{floats}_{w_type}_f32_{floats}"
+
+    def _w_layout(self, x: Any, w: Any) -> str:  # noqa: ANN401 - tensors
+        """Return how constant weights are named: those of bytes alone have a scale for each row."""
+        is_weight_only = self._bytes.of(w) is not None and self._bytes.of(x) is None
+        return WEIGHT_ONLY_LAYOUT if is_weight_only else WeightLayout.NK.value
 
     def _layout_of(self, w: Any) -> str:  # noqa: ANN401 - a tensor
         """Return how matrices (k, n) lie, or lay before they were copied."""

@@ -12,7 +12,7 @@ from gemm_tuner.torch.epilogues import past_views
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, Graph, Node, untransposed
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.quantised import MOST_SUMMED, Quantised, quantised_of, why_not_as_bytes
-from gemm_tuner.torch.weight_only import WeightOnly, scaled_after
+from gemm_tuner.torch.weight_only import WEIGHT_ONLY_LAYOUT, WeightOnly, scaled_after
 
 # How Dynamo writes the model at the head of a path.
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
@@ -81,7 +81,7 @@ class Product:
     @property
     def w_layout(self) -> str:
         """Return how the weights lie: those of bytes alone have one group for each row."""
-        return "nk" if self.weight_only is None else "nk:gk"
+        return "nk" if self.weight_only is None else WEIGHT_ONLY_LAYOUT
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -12,6 +12,9 @@ import torch
 from gemm_tuner.torch.epilogues import past_views, vector_after, view_between
 from gemm_tuner.torch.graphs import ATEN, CASTS, Graph, Node, as_floats, new_node, untransposed
 
+# Each row of w is a group, with one scale.
+WEIGHT_ONLY_LAYOUT = "nk:gk"
+
 
 @dataclass(frozen=True, slots=True)
 class WeightOnly:

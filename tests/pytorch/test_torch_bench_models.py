@@ -208,9 +208,10 @@ def test_openvino_multiplies_what_was_quantised(
 
 def _flipped(layer: str, work: Work) -> Prepared:
     """Run a model as it is, but for one layer, whose outputs are in another order."""
-    weight = work.built.module.get_submodule(layer).weight
+    built = work.plain()
+    weight = built.module.get_submodule(layer).weight
     weight.data = weight.data.flip(0).contiguous()
-    return WAYS["eager"].prepare(work)
+    return WAYS["eager"].prepare(replace(work, built=work.precision.convert(built)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torchao
@@ -253,7 +254,14 @@ def test_kernels_are_called_without_python_between() -> None:
     built = MODELS["dlrm"].build(1, is_small=True)
     with torch.no_grad():
         expected = built.call()
-        work = Work(built=built, precision=PRECISIONS["f32"], threads=1, db=source, budget_s=0)
+        work = Work(
+            built=built,
+            plain=lambda: built,
+            precision=PRECISIONS["f32"],
+            threads=1,
+            db=source,
+            budget_s=0,
+        )
         prepared = WAYS["enable-cpp-wrapper"].prepare(work)
         outputs = prepared.outputs(prepared.call())
         with torch.profiler.profile() as profile:

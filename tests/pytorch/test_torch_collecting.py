@@ -17,9 +17,9 @@ from restricted import full_disk  # noqa: E402
 from torch_samples import HEADS, K, N, heads_of, sample_x  # noqa: E402
 
 
-def _layers_in(path: Path) -> tuple[Layer, ...]:
+def _layers_in(path: Path, dtype: str = "f32") -> tuple[Layer, ...]:
     return layers_of(
-        m=None, n=None, k=None, shapes=path, dtype="f32", epilogue="none", w_layout="nk"
+        m=None, n=None, k=None, shapes=path, dtype=dtype, epilogue="none", w_layout="nk"
     )
 
 
@@ -179,3 +179,21 @@ def test_a_layer_after_a_transposition_is_one_product(*, has_gradients: bool) ->
     found = gt.collect(Columns().requires_grad_(has_gradients), torch.rand(3, K, 8))
 
     assert [(one.batch, one.m, one.n, one.k) for one in found] == [(1, 24, N, K)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_weights_of_bytes_alone_are_collected_as_kernels_compute_them(tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    model = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.ReLU(), torch.nn.Linear(N, K))
+    model = model.bfloat16().eval()
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+
+    found = gt.collect(model, sample_x(6, K, dtype="bfloat16"))
+
+    assert {(one.problem, one.weights) for one in found} == {
+        (f"bf16_s8_f32_bf16 6x{N}x{K} nk:gk none", ("0.weight",)),
+        (f"bf16_s8_f32_bf16 6x{K}x{N} nk:gk none", ("2.weight",)),
+    }
+    assert found.write_layers(tmp_path / "layers.csv", dtype="bf16_s8_f32_bf16") == 2
+    read = _layers_in(tmp_path / "layers.csv", dtype="bf16_s8_f32_bf16")
+    assert {one.problem.text for one in read} == {one.problem for one in found}

@@ -22,7 +22,7 @@ def prepare_compiled(
     torch = import_module("torch")
     inductor: Any = import_module("torch._inductor.config")
     inductor.freezing = True
-    built = work.converted()
+    built = work.built
     chosen = {"guard_filter_fn": torch.compiler.skip_guard_on_all_nn_modules_unsafe, **options}
     module = torch.compile(built.module, backend=backend, options=chosen)
     compiled = Built(module=module, inputs=built.inputs)

@@ -4,7 +4,7 @@ from gemm_tuner.models.row import Prepared, Way, Work, tensors_of
 
 
 def _prepare(work: Work) -> Prepared:
-    built = work.converted()
+    built = work.built
     return Prepared(call=built.call, outputs=tensors_of, plain=built)
 
 

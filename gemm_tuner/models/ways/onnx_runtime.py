@@ -11,7 +11,8 @@ from gemm_tuner.models.ways.openvino import arrays_of, tensor_of
 
 def _prepare(work: Work) -> Prepared:
     torch, runtime = import_module("torch"), import_module("onnxruntime")
-    inputs = dict(work.built.inputs)
+    plain = work.plain()
+    inputs = dict(plain.inputs)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = work.threads
     options.inter_op_num_threads = 1
@@ -23,7 +24,7 @@ def _prepare(work: Work) -> Prepared:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is older than the other, and needs no package more
             torch.onnx.export(
-                *(work.built.module, (), path),
+                *(plain.module, (), path),
                 kwargs=inputs,
                 dynamo=False,
                 input_names=list(inputs),

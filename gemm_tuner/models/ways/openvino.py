@@ -16,11 +16,12 @@ _LARGEST = 127
 def _prepare(work: Work) -> Prepared:
     sys.modules.setdefault("openvino_telemetry", cast(Any, None))  # it tells nobody then
     openvino = import_module("openvino")
-    inputs = dict(work.built.inputs)
+    plain = work.plain()
+    inputs = dict(plain.inputs)
     if work.precision.program:
-        converted = openvino.convert_model(work.precision.program(work.built))
+        converted = openvino.convert_model(work.precision.program(plain))
     else:
-        converted = openvino.convert_model(work.built.module, example_input=inputs)
+        converted = openvino.convert_model(plain.module, example_input=inputs)
     # Without, each dimension may be another one in each call, and its plans are more general.
     converted.reshape({name: list(one.shape) for name, one in inputs.items()})
     is_weight_only = OperandTypes.parse(work.precision.types).is_weight_only

@@ -22,7 +22,7 @@ def _enable(options: Mapping[str, object], work: Work) -> Prepared:
 
 def _replace(work: Work) -> Prepared:
     ours = import_module("gemm_tuner.torch")
-    built = work.converted()
+    built = work.built
     report = ours.replace(built.module, dict(built.inputs), source=work.db, **_tuning(work))
     return Prepared(call=built.call, outputs=tensors_of, report=lambda: report)
 
