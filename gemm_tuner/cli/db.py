@@ -10,7 +10,7 @@ import typer
 
 from gemm_tuner.cli import options
 from gemm_tuner.cli.output import print_json, print_line, print_message
-from gemm_tuner.cli.places import check_no_database
+from gemm_tuner.cli.places import check_public_folder
 from gemm_tuner.cli.progress_line import ProgressLine, pace
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.record import Trial
@@ -157,7 +157,7 @@ def mirror_command(
     """Write the kernels that are served as files, for a static server."""
     if not folder:  # a path of no name is the current folder
         raise InvalidSetting("folder '' has no name; give the one that a server has at its root.")
-    check_no_database(Path(folder), [url])
+    check_public_folder(Path(folder), [url])
     engine = open_database(url, may_create=False)
     with ProgressLine("mirror", later_s=0) as line:
         show = pace(line)

@@ -20,7 +20,7 @@ from gemm_tuner.errors import InvalidSetting, SignatureInvalid
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys
-from gemm_tuner.trust.keys import default_key_path
+from gemm_tuner.trust.keys import KEY_VARIABLE, default_key_path
 from gemm_tuner.trust.succession import present_key, rotate
 
 keys = typer.Typer(
@@ -117,7 +117,7 @@ def rotate_command(
         Path | None,
         typer.Option(
             "--key",
-            envvar="GEMM_TUNER_SIGNING_KEY",
+            envvar=KEY_VARIABLE,
             metavar="FILE",
             help="The signing key; by default in your data directory",
         ),

@@ -43,11 +43,29 @@ def check_place(
     if why is not None:
         raise cannot_be_written(out, why)
     check_no_database(out, databases)
+    _check_no_key(out)
     with _told(out):
-        if _is_one_of(out, _files_of_keys()):
-            raise cannot_be_written(out, "keys are kept in it")
         if _is_one_of(out, filter(None, others)):
             raise cannot_be_written(out, "the command reads or writes it already")
+
+
+def check_public_folder(folder: Path, databases: Sequence[str | None]) -> None:
+    """Check that a folder which a command fills for others is none of databases and keys.
+
+    Raises:
+        InvalidSetting: it is the place of one of these, or the user's own folder.
+    """
+    check_no_database(folder, databases)
+    _check_no_key(folder)
+    with _told(folder):
+        if _is_one_of(folder, [default_database_file().parent]):
+            raise cannot_be_written(folder, "databases and keys are kept in it")
+
+
+def _check_no_key(place: Path) -> None:
+    with _told(place):
+        if _is_one_of(place, _files_of_keys()):
+            raise cannot_be_written(place, "keys are kept in it")
 
 
 def check_no_database(place: Path, databases: Sequence[str | None]) -> None:
@@ -122,9 +140,10 @@ def _files_of_keys() -> Iterator[Path]:
     # Imported here: cryptography and pydantic take long to load.
     from gemm_tuner.client.keys import KnownKeys  # noqa: PLC0415
     from gemm_tuner.trust.attestation import MeasuringKeys  # noqa: PLC0415
-    from gemm_tuner.trust.keys import default_key_path  # noqa: PLC0415
+    from gemm_tuner.trust.keys import KEY_VARIABLE, default_key_path  # noqa: PLC0415
     from gemm_tuner.trust.succession import succession_path  # noqa: PLC0415
 
     measuring, signing = MeasuringKeys(), default_key_path()
     yield from (measuring.own_path, measuring.accepted_path, KnownKeys().path)
-    yield from (signing, succession_path(signing))
+    for key in (signing, *map(Path, filter(None, [os.environ.get(KEY_VARIABLE)]))):
+        yield from (key, succession_path(key))

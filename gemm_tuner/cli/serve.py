@@ -42,7 +42,7 @@ from gemm_tuner.store.sql.database import (
     open_database,
 )
 from gemm_tuner.trust.attestation import MeasuringKeys
-from gemm_tuner.trust.keys import KeyPair, default_key_path
+from gemm_tuner.trust.keys import KEY_VARIABLE, KeyPair, default_key_path
 from gemm_tuner.trust.local import default_socket_path
 from gemm_tuner.trust.ownership import check_owned
 from gemm_tuner.trust.succession import succession_path
@@ -85,7 +85,7 @@ def serve(
         Path | None,
         typer.Option(
             "--key",
-            envvar="GEMM_TUNER_SIGNING_KEY",
+            envvar=KEY_VARIABLE,
             metavar="FILE",
             help="Signing key, made if missing; by default in your data directory",
         ),

@@ -276,6 +276,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it
             and attention is None
             and isinstance(function, OpOverload)
             and function not in _SIMPLE
+            and not any(isinstance(one, torch.Tensor) and one.is_nested for one in args)
         ):
             # In inference mode nothing was taken apart yet.
             with self:

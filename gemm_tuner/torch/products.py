@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gemm_tuner.torch.epilogues import past_views
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, Graph, Node, untransposed
@@ -247,7 +248,7 @@ def _is_repeated(w: Node) -> bool:
     while node.op == "call_function":
         node = node.args[0]
         value = node.meta.get("val")
-        if value is not None and bool(value.numel() < elements):
+        if value is not None and not statically_known_true(value.numel() >= elements):
             return True
     return False
 

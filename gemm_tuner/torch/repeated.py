@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gemm_tuner.torch.graphs import ATEN, VIEWS, Graph, Node, are_same, new_node
+from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.products import is_constant
 from gemm_tuner.torch.quantised import floats_of_bytes
 
@@ -25,7 +26,7 @@ def as_one_product(graph: Graph, constants: frozenset[Node]) -> None:
     for node in graph.find_nodes(op="call_function", target=ATEN.bmm.default):
         w = _one_w(node.args[1])
         shape = _shape_of_rows(node)
-        if w is None or shape is None:
+        if w is None or shape is None or node.meta["val"].dtype not in TYPES:
             continue
         if not is_constant(w, constants) and floats_of_bytes(w, constants) is None:
             continue

@@ -24,6 +24,8 @@ from gemm_tuner.trust.key_id import key_id_of
 _MAX_FILE_BYTES = 2**16
 _MAC_PURPOSE = b"gemm-tuner mac 1"
 
+KEY_VARIABLE = "GEMM_TUNER_SIGNING_KEY"
+
 
 def default_key_path() -> Path:
     """Return the file of the signing key in the user's data directory."""

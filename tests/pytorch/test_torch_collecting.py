@@ -197,3 +197,14 @@ def test_weights_of_bytes_alone_are_collected_as_kernels_compute_them(tmp_path: 
     assert found.write_layers(tmp_path / "layers.csv", dtype="bf16_s8_f32_bf16") == 2
     read = _layers_in(tmp_path / "layers.csv", dtype="bf16_s8_f32_bf16")
     assert {one.problem.text for one in read} == {one.problem for one in found}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of a prototype
+def test_products_of_nested_tensors_are_not_seen_and_nothing_stays_switched_on() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(K, N))
+    parts = [torch.rand(3, K), torch.rand(5, K)]
+
+    found = gt.collect(model, torch.nested.nested_tensor(parts, layout=torch.jagged))
+
+    assert list(found) == []
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None

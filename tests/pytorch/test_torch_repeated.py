@@ -109,3 +109,32 @@ def test_a_quantised_layer_is_one_product() -> None:
     [layer] = enabled.report
     assert layer.is_taken
     assert "u8_s8_s32" in str(layer)
+
+
+class _Times(torch.nn.Module):  # type: ignore[misc]  # as above
+    """A batch by one w."""
+
+    def __init__(self, w: Any) -> None:  # noqa: ANN401 - a tensor
+        super().__init__()
+        self.register_buffer("w", w)
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+        return torch.bmm(x, self.w.expand(x.shape[0], -1, -1))
+
+
+def test_integers_stay_a_batch() -> None:
+    model, x = _Times(torch.arange(24).reshape(6, 4)), torch.arange(36).reshape(2, 3, 6)
+    gt.enable(Kernels())
+    assert torch.equal(torch.compile(model)(x), model(x))
+
+
+def test_a_batch_whose_length_is_found_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._dynamo.config.capture_dynamic_output_shape_ops", True)
+    model = _Times(torch.rand(K, N))
+    gt.enable(Kernels(rows=("1..99",)), dynamic_rows=["1..99"])
+
+    def chosen(x: Any, mask: Any) -> Any:  # noqa: ANN401 - tensors
+        return model(x[mask.nonzero().squeeze(-1)])
+
+    x, mask = sample_x(4, 5, K), torch.tensor([1, 0, 1, 1])
+    check(torch.compile(chosen, dynamic=True)(x, mask), model(x[[0, 2, 3]]))

@@ -151,7 +151,29 @@ def test_no_file_takes_the_place_of_keys(
         with pytest.raises(InvalidSetting, match="cannot be written: keys are kept in it"):
             check_place(place)
 
+    monkeypatch.setenv("GEMM_TUNER_SIGNING_KEY", str(folder / "ranker.json"))
+    with pytest.raises(InvalidSetting, match="cannot be written: keys are kept in it"):
+        check_place(folder / "ranker.json")
+    monkeypatch.delenv("GEMM_TUNER_SIGNING_KEY")
     check_place(folder / "ranker.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("", "databases and keys are kept in it"), ("known-keys.json", "keys are")]
+)
+def test_a_public_folder_is_none_of_keys(
+    name: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = _own_folder(tmp_path, monkeypatch)
+
+    assert run(["db", "mirror", str(folder / name)]) == WRONG_USAGE
+
+    assert why in capsys.readouterr().err
+    assert not (folder / "v1").exists()
 
 
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

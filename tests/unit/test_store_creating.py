@@ -174,11 +174,12 @@ def test_tables_of_others_stay_beside(empty_url: str) -> None:
         assert "places" in inspect(engine).get_table_names()
 
 
-@pytest.mark.parametrize("table", ["places", "jobs", "alembic_version"])
-def test_a_file_of_another_program_is_refused_and_stays(table: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tables", ["places", "jobs", "alembic_version", "alembic_version trials"])
+def test_a_file_of_another_program_is_refused_and_stays(tables: str, tmp_path: Path) -> None:
     path = tmp_path / "places.sqlite3"
     with closing(sqlite3.connect(path)) as foreign:
-        foreign.execute(f"CREATE TABLE {table} AS SELECT 'abc' AS version_num")
+        for table in tables.split():
+            foreign.execute(f"CREATE TABLE {table} AS SELECT 'abc' AS version_num")
         foreign.commit()
     before = path.read_bytes()
 

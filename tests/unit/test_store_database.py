@@ -209,6 +209,8 @@ def test_a_url_of_sqlite_names_a_file_alone(
         ("postgresql://127.0.0.1:1/d%00e", "no name has a null byte"),
         ("postgresql://127.0.0.1:1/d?user=%00", "no name has a null byte"),
         ("postgresql://u:my@pw@127.0.0.1:1/d", "an '@' too many; write one .* as %40"),
+        ("postgresql://u@127.0.0.1:1/d?application_name=a@b", "an '@' too many; .* as %40"),
+        ("sqlite:///x?y.sqlite3", "no options here; leave out .* or write one in a name as %3F"),
     ],
 )
 def test_what_a_url_may_not_have_is_named(url: str, why: str) -> None:
@@ -220,6 +222,7 @@ def test_what_a_url_may_not_have_is_named(url: str, why: str) -> None:
 
 def test_an_at_sign_may_be_in_a_password_and_in_the_name_of_a_file() -> None:
     assert parse_url("postgresql+psycopg://me:a%40b@127.0.0.1:1/d").host == "127.0.0.1"
+    assert parse_url("postgresql://me@127.0.0.1:1/a%40b").database == "a@b"
     assert parse_url("sqlite+pysqlite:///x@y@z").database == "x@y@z"
 
 

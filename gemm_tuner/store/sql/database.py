@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from platformdirs import user_data_path
@@ -204,8 +205,13 @@ def newest_revision() -> str:
 
     Alembic would say the same, but takes longer to load than most commands take to run.
     """
-    last = max(path.stem for path in (MIGRATIONS / "versions").glob("r[0-9]*.py"))
-    return last.partition("_")[2]
+    return _known_revisions()[-1]
+
+
+@cache
+def _known_revisions() -> tuple[str, ...]:
+    names = sorted(path.stem for path in (MIGRATIONS / "versions").glob("r[0-9]*.py"))
+    return tuple(name.partition("_")[2] for name in names)
 
 
 def parse_url(url: str) -> URL:
@@ -220,10 +226,11 @@ def parse_url(url: str) -> URL:
         raise InvalidSetting(
             f"database URL {_without_secrets(url)!r} is not understood; {_HOW_TO_WRITE_IT}."
         ) from None
+    # SQLAlchemy takes what follows the last one for the host, also where that is in an option.
     if parsed.host and url.count("@") > 1:
         raise InvalidSetting(
             f"database URL {_without_secrets(url)!r} is not understood: it has an '@' too many; "
-            "write one in a name or a password as %40."
+            "write one that is in a part of it as %40."
         )
     name = shown(parsed)
     if parsed.get_backend_name() not in _ENGINES:
@@ -237,7 +244,7 @@ def parse_url(url: str) -> URL:
             f"database URL {name} cannot be used: no other driver than {_DRIVERS[backend]} is "
             f"used; begin it with {backend}://."
         )
-    _check_parts(parsed)
+    _check_parts(parsed, has_query="?" in url)
     try:
         parsed.get_dialect().import_dbapi()
     except ModuleNotFoundError as error:
@@ -248,7 +255,7 @@ def parse_url(url: str) -> URL:
     return parsed
 
 
-def _check_parts(url: URL) -> None:
+def _check_parts(url: URL, *, has_query: bool) -> None:
     """Check the parts of a URL: one of SQLite names a file alone, as it is set up in one way.
 
     Raises:
@@ -264,11 +271,12 @@ def _check_parts(url: URL) -> None:
         raise InvalidSetting(
             f"database URL {quoted(shown(url))} cannot be used: {why}; {_HOW_TO_WRITE_IT}."
         )
-    if is_file and url.query:
+    if is_file and has_query:
         options = ", ".join(repr(quoted(name)) for name in url.query)
         raise InvalidSetting(
-            f"database URL {shown(url)} cannot be used: SQLite takes no options here, such as "
-            f"{options}; leave out what follows the '?'."
+            f"database URL {shown(url)} cannot be used: SQLite takes no options here"
+            f"{f', such as {options}' if options else ''}; leave out what follows the '?', or "
+            "write one in a name as %3F."
         )
 
 
@@ -338,12 +346,15 @@ def _check_that_it_is_ours(engine: Engine, url: URL, *, may_be_empty: bool = Fal
     finally:
         engine.dispose()
     ours = set(METADATA.tables)
+    are_most_there = len(names & ours) > len(ours) / 2
+    # Others have tables of these two names, too.
+    is_known = are_most_there or not set(revisions).isdisjoint(_known_revisions())
     needed = {"alembic_version", "trials"} | (ours if revisions == [newest_revision()] else set())
-    if needed <= names:
+    if needed <= names and is_known:
         if len(revisions) != 1 or not revisions[0]:
             raise _damaged(url, "it does not say which schema it has")
         return
-    if len(names & ours) > len(ours) / 2:
+    if are_most_there:
         raise _damaged(url, f"it has no table {' and no '.join(sorted(needed - names))} any more")
     if not names and may_be_empty:
         return
