@@ -13,6 +13,7 @@ from gemm_tuner.domain.model_run import LayerCalls
 from gemm_tuner.domain.problem import Problem
 
 _ROW_BYTES = 1 << 14
+_SCALE_FOR_EACH_ROW = "nk:gk"  # as `convert` of such a precision makes weights
 # Of 2 us each. A core that has slept multiplies at half its rate for half a millisecond.
 _WARM_UP_CALLS, _PEAK_CALLS = 5000, 2500
 
@@ -26,10 +27,15 @@ class Roof:
         Raises:
             GemmTunerError: there is no compiler, or it fails.
         """
+        operands = OperandTypes.parse(types)
+        layout = _SCALE_FOR_EACH_ROW if operands.is_weight_only else "nk"
         self._problems = [
             (
                 Problem.create(
-                    one.m, one.n, one.k, dtype=types, epilogue="bias" if one.has_bias else "none"
+                    *(one.m, one.n, one.k),
+                    dtype=types,
+                    epilogue="bias" if one.has_bias else "none",
+                    w_layout=layout,
                 ),
                 one,
             )
@@ -41,7 +47,7 @@ class Roof:
         columns = _ROW_BYTES // DType.F32.size_bytes
         block = Problem.create(1, max(1, block_bytes // _ROW_BYTES), columns)
         self._peak, self._read = (
-            PeakLoop(driver, OperandTypes.parse(types).x),
+            PeakLoop(driver, operands.x),
             ReadLoop(driver, block, 1),
         )
         self._read_bytes = footprint_bytes(block, 1)

@@ -38,9 +38,7 @@ _PAUSE_S = 0.01
 _MOST_OVER_FIRST = 2.5
 # What steps take of a model of 1e8 weights, on an AMD EPYC (Zen 3, 2 cores), November 2026.
 TUNING_S, PREPARING_S, ROUND_S = 60.0, 30.0, 10.0
-# Of the time of layers at the roof: a way in which they seem to take less shows not all of them.
-_SEEN_SHARE = 0.5
-_NO_LIMIT = "no other way of PyTorch is a result that shows its layers to the profiler"
+_NO_LIMIT = "no other way of PyTorch shows so little outside of layers that it would be one"
 
 # Told of each step, and of the seconds that it may take.
 OnStep = Callable[[str, float], None]
@@ -279,29 +277,28 @@ class _Measuring:
     def _limit(self, roof: Roof | None) -> ModelLimit | None:
         """Return the limit: the least that another way takes outside of layers, and these.
 
-        Ours do not count: what they take of convolutions is no layer at the roof. Nor does a way
-        whose layers seem to take much less than the roof allows: the profiler does not see them
-        all, such as those of Inductor's template.
+        Ours do not count: what they take of convolutions is no layer at the roof. What is more than
+        another way takes is no limit: the profiler does not see all layers, such as those of
+        Inductor's template, and eager mode makes floats of the bytes of a quantised model.
         """
-        if roof is None:
-            return None
-        layers_s = roof.layers_s(self._case.threads)
-        outside_s = {}
-        for run in self._runs.values():
-            if run.is_result and not run.is_ours and run.shares is not None:
-                whole_s, share = run.timing.median_ns / 1e9, run.shares.taken + run.shares.left
-                if share * whole_s >= _SEEN_SHARE * layers_s:
-                    outside_s[run.way] = max(0.0, 1 - share) * whole_s
-        if not outside_s:
+        others = [run for run in self._runs.values() if run.is_result and not run.is_ours]
+        outside_s = {
+            run.way: max(0.0, 1 - run.shares.taken - run.shares.left) * run.timing.median_ns / 1e9
+            for run in others
+            if run.shares is not None
+        }
+        if roof is None or not outside_s:
             return None
         way = min(outside_s, key=lambda name: outside_s[name])
-        return ModelLimit(
+        limit = ModelLimit(
             way=way,
             outside_s=outside_s[way],
-            layers_s=layers_s,
+            layers_s=roof.layers_s(self._case.threads),
             peak_flop_per_s=roof.flop_per_s,
             read_bytes_per_s=roof.bytes_per_s,
         )
+        fastest_s = min(run.timing.median_ns for run in others) / 1e9
+        return limit if limit.seconds <= fastest_s else None
 
 
 def _conditions(cpu: Cpu, dtype: str, use: ProcessorUse | None) -> ModelConditions:
