@@ -181,7 +181,7 @@ def test_the_cpu_has_a_plan_for_its_threads(capsys: pytest.CaptureFixture[str]) 
         (["--threads", "0"], WRONG_USAGE, "threads = 0 is out of range"),
         (["--problem", "f32 1x2x3"], WRONG_USAGE, "give --threads too"),
         (["--threads", "1", "--problem", "f32 1x2"], WRONG_USAGE, "is not understood"),
-        (["--threads", "1", "--problem", ""], WRONG_USAGE, "is not understood"),
+        (["--threads", "1", "--problem", ""], WRONG_USAGE, "--problem is empty"),
         (["--threads", "1", "--problem", "f32 0x2x3"], WRONG_USAGE, "multiplies nothing"),
     ],
 )
