@@ -34,8 +34,8 @@ def collect(
     dtype: options.DTypeName = "f32",
 ) -> int:
     """Print which products the models of a script compute, with their share of the time."""
-    check_script(script, "collect")
     check_place(out, others=[script])
+    check_script(script, "collect")
     with aborting():
         load_pytorch()
     from gemm_tuner.torch.collecting import Recording  # noqa: PLC0415 - loads PyTorch

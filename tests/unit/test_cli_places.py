@@ -113,7 +113,6 @@ def test_no_command_writes_over_the_users_own_database(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     own = _own_folder(tmp_path, monkeypatch) / "gemm-tuner.sqlite3"
     monkeypatch.delenv("GEMM_TUNER_DB", raising=False)
     open_database().dispose()
@@ -199,7 +198,6 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_no_command_writes_over_what_it_reads(
     command: list[str], read: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     file, link = tmp_path / read, tmp_path / "link"
     file.write_text("name,m,n,k\na,1,64,64\n")
     link.symlink_to(file)
