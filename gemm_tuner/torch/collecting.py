@@ -1,7 +1,7 @@
 """Which products a model computes: how often, of what sizes, and what share of its time."""
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from io import StringIO
@@ -10,11 +10,11 @@ from pathlib import Path
 from threading import get_ident
 from time import perf_counter
 from typing import Any, Self
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemm_tuner.domain.operation import Operation
@@ -26,6 +26,7 @@ from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.graphs import ATTENTION
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.packed_linear import hold_all_weights
+from gemm_tuner.torch.parameter_names import ParameterNames
 from gemm_tuner.torch.quantised import BYTES, dequantised_from
 from gemm_tuner.torch.weight_only import WEIGHT_ONLY_LAYOUT
 
@@ -194,56 +195,15 @@ class _Seen:
     weights: dict[str, None] = field(default_factory=dict)
 
 
-class _Names:
-    """The names of parameters, by where they lie; a parameter that is gone has none."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[ReferenceType[Any], str]] = {}
-
-    def add(self, parameter: Any, name: str) -> None:  # noqa: ANN401 - of PyTorch
-        """Let a parameter have a name, or the tensors that one of a subclass is made of."""
-        for part in _parts(parameter):
-            address = _address(part)
-            if address is not None:
-                self._known[address] = ref(part), name
-
-    def of(self, tensor: Any) -> str | None:  # noqa: ANN401 - of PyTorch
-        """Return the name of the parameter that a tensor shows, None if it shows none."""
-        address = _address(tensor)
-        found = None if address is None else self._known.get(address)
-        if found is None:
-            return None
-        parameter = found[0]()
-        return found[1] if parameter is not None and _address(parameter) == address else None
-
-
-def _parts(tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor
-    """Yield the tensors that a wrapper is made of, such as bytes and their scales; or itself."""
-    if not is_traceable_wrapper_subclass(tensor):
-        yield tensor
-        return
-    names, _context = tensor.__tensor_flatten__()
-    for name in names:
-        yield from _parts(getattr(tensor, name))
-
-
-def _address(tensor: Any) -> int | None:  # noqa: ANN401 - a tensor
-    """Return where the memory of a tensor begins, None if it has none that it tells of."""
-    try:
-        return tensor.untyped_storage().data_ptr() or None
-    except Exception:  # noqa: BLE001 - each kind of tensor without storage has its own
-        return None
-
-
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it is Any
     """Times the products that run below it in one thread."""
 
-    def __init__(self, names: _Names) -> None:
+    def __init__(self, names: ParameterNames) -> None:
         super().__init__()
         self._names = names
         self._casts: dict[str, Any] = {}  # held, as autocast does: else others get their memory
-        self._bytes = _Names()  # the types of the bytes that floats were made of
-        self._turned = _Names()  # copies whose matrices lay the other way round before
+        self._bytes = ParameterNames()  # the types of the bytes that floats were made of
+        self._turned = ParameterNames()  # copies whose matrices lay the other way round before
         self._repeats = WeakTensorKeyDictionary()  # of the same heads, in keys
         self.seen: dict[_Kind, _Seen] = {}
 
@@ -439,7 +399,7 @@ def collect(
     """
     calls = calls_of(example_inputs)
     hold_all_weights(model)
-    names = _Names()
+    names = ParameterNames()
     recorder = _Recorder(names)
     with torch.no_grad():
         for call in calls * _WARM_UPS:
@@ -463,7 +423,7 @@ class Recording:
     """
 
     def __init__(self) -> None:
-        self._names = _Names()
+        self._names = ParameterNames()
         self._recorder = _Recorder(self._names)
         self._paths: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._exits = ExitStack()
