@@ -28,6 +28,17 @@ ours: Any = pytest.importorskip("gemm_tuner.torch")
 
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 
+SMALL = Order(
+    model="dlrm",
+    way="eager",
+    dtype="f32",
+    threads=1,
+    batch=1,
+    is_small=True,
+    db="",
+    budget_s=0,
+)
+
 
 def test_a_small_model_is_tuned_and_timed_in_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -71,16 +82,8 @@ def test_the_time_of_a_kernel_is_that_of_a_layer_that_was_taken() -> None:
 
 
 def test_the_process_of_a_way_ends_with_the_one_that_measures() -> None:
-    order = Order(
-        model="bert-large",  # making its weights takes seconds
-        way="eager",
-        dtype="f32",
-        threads=1,
-        batch=1,
-        is_small=False,
-        db="",
-        budget_s=0,
-    )
+    # Making its weights takes seconds.
+    order = replace(SMALL, model="bert-large", is_small=False)
     with subprocess.Popen(CHILD, stdin=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         process.stdin.write(ORDER.dump_json(order) + b"\n")
@@ -101,16 +104,7 @@ def test_openvino_compiles_for_the_shapes_of_the_inputs(monkeypatch: pytest.Monk
         return openvino.Core().compile_model(model, *options)
 
     monkeypatch.setattr(openvino, "compile_model", compile_model)
-    order = Order(
-        model="dlrm",
-        way="openvino",
-        dtype="f32",
-        threads=1,
-        batch=1,
-        is_small=True,
-        db="",
-        budget_s=0,
-    )
+    order = replace(SMALL, way="openvino")
     with torch.no_grad():
         _prepared, ready = prepare(order)
 
@@ -126,16 +120,7 @@ def test_a_package_tells_nobody_of_its_use(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # nobody is there
-    order = Order(
-        model="dlrm",
-        way=way,
-        dtype="f32",
-        db="",
-        threads=1,
-        batch=1,
-        is_small=True,
-        budget_s=0,
-    )
+    order = replace(SMALL, way=way)
 
     with WayProcess(order, deadline_s=100) as process:
         process.answer(Ready)
@@ -149,9 +134,7 @@ def test_a_package_tells_nobody_of_its_use(
 def test_each_small_model_computes_the_same_twice(model: str) -> None:
     from gemm_tuner.models.child import prepare  # noqa: PLC0415 - as a process of a way does
 
-    order = Order(
-        model=model, way="eager", dtype="f32", threads=1, batch=2, is_small=True, db="", budget_s=0
-    )
+    order = replace(SMALL, model=model, batch=2)
     with torch.no_grad():
         prepared, ready = prepare(order)
 
@@ -184,16 +167,7 @@ def test_openvino_multiplies_what_was_quantised(
         return compiled[0]
 
     monkeypatch.setattr(openvino, "compile_model", compile_model)
-    order = Order(
-        model="mixer",
-        way="openvino",
-        dtype=dtype,
-        threads=1,
-        batch=1,
-        is_small=True,
-        db="",
-        budget_s=0,
-    )
+    order = replace(SMALL, model="mixer", way="openvino", dtype=dtype)
     with torch.no_grad():
         _prepared, ready = prepare(order)
 
@@ -230,16 +204,7 @@ def test_one_wrong_small_layer_is_seen(
         flipped = partial(_flipped, f"model.encoder.layer.0.{layer}")
         way = replace(WAYS["eager"], name="flipped", prepare=flipped)
         monkeypatch.setitem(WAYS, "flipped", way)
-    order = Order(
-        model="bert-base",
-        way="flipped" if layer else "eager",
-        dtype=dtype,
-        threads=1,
-        batch=1,
-        is_small=True,
-        db="",
-        budget_s=0,
-    )
+    order = replace(SMALL, model="bert-base", way="flipped" if layer else "eager", dtype=dtype)
     with torch.no_grad():
         _prepared, ready = prepare(order)
 

@@ -17,7 +17,6 @@ from gemm_tuner.errors import InvalidSetting, MissingCapability
 from gemm_tuner.models.results import Results
 from gemm_tuner.store.sql.database import open_database
 
-SIMULATE = ["simulate", "1", "256", "256", "--target", "zen5", "--threads", "1,2"]
 CHECK = """
 import sys
 from pathlib import Path
@@ -34,19 +33,23 @@ for place in map(Path, sys.argv[1:]):
 """
 
 
+SIMULATE = ["simulate", "1", "256", "256", "--target", "zen5", "--threads", "1,2"]
+# Commands that write a file, whose name is the last argument.
+WRITERS = [
+    ["records", "export"],
+    ["source", "64", "64", "64", "--header"],
+    ["source", "64", "64", "64", "--binary"],
+    ["bench", "64", "64", "64", "--plot"],
+    ["model", "train", "--out"],
+    ["report", "--out"],
+    ["bench-models", "--out"],
+]
+
+
 @pytest.mark.parametrize("name", ["database.svg", "link.svg", "wal.svg"])
 @pytest.mark.parametrize(
     "command",
-    [
-        ["records", "export"],
-        ["source", "64", "64", "64", "--header"],
-        ["source", "64", "64", "64", "--binary"],
-        ["bench", "64", "64", "64", "--plot"],
-        ["model", "train", "--out"],
-        ["report", "--out"],
-        ["bench-models", "--out"],
-        ["simulate", "1", "64", "64", "--threads", "1", "--plot"],
-    ],
+    [*WRITERS, ["simulate", "1", "64", "64", "--threads", "1", "--plot"]],
     ids=" ".join,
 )
 def test_no_command_writes_over_its_database(
@@ -89,15 +92,9 @@ def test_a_picture_of_another_cpu_needs_no_database(
 @pytest.mark.parametrize(
     "command",
     [
-        ["records", "export"],
-        ["source", "64", "64", "64", "--header"],
-        ["source", "64", "64", "64", "--binary"],
-        ["bench", "64", "64", "64", "--plot"],
-        ["model", "train", "--out"],
-        ["model", "record", "1", "64", "64", "--out"],
-        ["report", "--out"],
-        ["bench-models", "--out"],
+        *WRITERS,
         [*SIMULATE, "--plot"],
+        ["model", "record", "1", "64", "64", "--out"],
         ["lock", "64", "64", "64", "--file"],
         ["collect", __file__, "--out"],
         ["db", "mirror"],
