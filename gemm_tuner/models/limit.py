@@ -46,10 +46,7 @@ class Roof:
         block_bytes = min(weights_bytes, cold_footprint_bytes(cpu.caches.l3_bytes))
         columns = _ROW_BYTES // DType.F32.size_bytes
         block = Problem.create(1, max(1, block_bytes // _ROW_BYTES), columns)
-        self._peak, self._read = (
-            PeakLoop(driver, operands.x),
-            ReadLoop(driver, block, 1),
-        )
+        self._peak, self._read = PeakLoop(driver, operands.x), ReadLoop(driver, block, 1)
         self._read_bytes = footprint_bytes(block, 1)
         self._copy = WeightCopies(self._read, 1, seed=0)
         self._peaks: list[float] = []

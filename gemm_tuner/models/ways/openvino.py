@@ -7,9 +7,12 @@ from typing import Any, cast
 from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.models.row import Prepared, Way, Work
 
-_SETTINGS = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"}
-# Where weights alone are bytes, x stays what it is: it would be rounded to bytes at each call.
-_OF_BYTES = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+_SETTINGS = {
+    "PERFORMANCE_HINT": "LATENCY",
+    "NUM_STREAMS": "1",
+    # Where weights alone are bytes, x stays what it is: it would be rounded at each call.
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
+}
 _LARGEST = 127
 
 
@@ -24,12 +27,10 @@ def _prepare(work: Work) -> Prepared:
         converted = openvino.convert_model(plain.module, example_input=inputs)
     # Without, each dimension may be another one in each call, and its plans are more general.
     converted.reshape({name: list(one.shape) for name, one in inputs.items()})
-    is_weight_only = OperandTypes.parse(work.precision.types).is_weight_only
-    if is_weight_only:
+    if OperandTypes.parse(work.precision.types).is_weight_only:
         _compress_weights(converted)
     options = {
         **_SETTINGS,
-        **(_OF_BYTES if is_weight_only else {}),
         "INFERENCE_PRECISION_HINT": work.precision.other,  # it would be bf16 where the CPU has it
         "INFERENCE_NUM_THREADS": work.threads,
     }
@@ -76,7 +77,6 @@ ROWS = (
         install='pip install "gemm-tuner[peers]"',
         settings={
             **_SETTINGS,
-            **_OF_BYTES,
             "shapes": "of the inputs",
             "INFERENCE_PRECISION_HINT": "as --dtype",
         },
