@@ -49,6 +49,7 @@ class WeightsStruct(ctypes.Structure):
         ("leading_dimension", ctypes.c_int64),
         ("scales", ctypes.c_void_p),
         ("zero_points", ctypes.c_void_p),
+        ("float_zero_points", ctypes.c_void_p),
     )
 
 
@@ -212,7 +213,12 @@ def _load(binary: bytes) -> ctypes.CDLL:
 
 
 def make_weights(
-    elements: int, leading_dimension: int, *, scales: int = 0, zero_points: int = 0
+    elements: int,
+    leading_dimension: int,
+    *,
+    scales: int = 0,
+    zero_points: int = 0,
+    float_zero_points: int = 0,
 ) -> WeightsStruct:
     """Return weights as the caller stores them; arrays are given by their addresses, 0 for none."""
     return WeightsStruct(
@@ -221,6 +227,7 @@ def make_weights(
         leading_dimension=leading_dimension,
         scales=scales or None,
         zero_points=zero_points or None,
+        float_zero_points=float_zero_points or None,
     )
 
 

@@ -24,12 +24,13 @@ class QuantisedWeights(NamedTuple):
     """What `Kernel.pack` takes: `kernel.pack(w, scales=scales, zero_points=zero_points)`.
 
     w: the elements as they are stored, int8 or uint8; two of 4 bits in a byte. scales: (n, groups),
-    float32. zero_points: (n, groups), uint8, or None for signed elements.
+    float32. zero_points: (n, groups), uint8, or None for signed elements. Of weights that others
+    have quantised, zero points may lie between the elements: float32.
     """
 
     w: NDArray[Any]
     scales: NDArray[np.float32]
-    zero_points: NDArray[np.uint8] | None
+    zero_points: NDArray[np.uint8 | np.float32] | None
 
 
 def quantise_weights(

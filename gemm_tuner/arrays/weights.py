@@ -32,7 +32,8 @@ def check_weights(
         problem: says the layout, the type and the groups of w.
         w: (n, k) or (k, n), rows at any distance; with two elements of 4 bits in a byte.
         scales: (n, groups) where the weights are quantised, None elsewhere.
-        zero_points: (n, groups) where they are unsigned, None elsewhere.
+        zero_points: (n, groups) where they are unsigned, None elsewhere; uint8, or float32 where
+            they are no elements.
 
     Raises:
         InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot be
@@ -52,14 +53,18 @@ def check_weights(
     scales_array, scales_address = _of_groups(
         "scales", scales, problem, None if problem.w_group is None else DType.F32
     )
+    given = as_array("zero_points", zero_points)
+    are_floats = getattr(given, "dtype", None) == np.float32
+    zero_type = DType.F32 if are_floats else DType.U8
     zeros_array, zeros_address = _of_groups(
-        "zero_points", zero_points, problem, DType.U8 if problem.has_zero_points else None
+        "zero_points", given, problem, zero_type if problem.has_zero_points else None
     )
     struct = make_weights(
         view.address,
         view.leading_dimension * elements_per_byte,
         scales=scales_address,
-        zero_points=zeros_address,
+        zero_points=0 if are_floats else zeros_address,
+        float_zero_points=zeros_address if are_floats else 0,
     )
     return StoredWeights(stored, scales_array, zeros_array, struct)
 

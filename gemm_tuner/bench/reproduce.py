@@ -35,15 +35,16 @@ from gemm_tuner.machine.memory import allocate_aligned
 from gemm_tuner.runtime.load import Kernel, load_kernel
 
 _FACTS, _OPERANDS, _BINARY, _SCRIPT = "call.json", "operands.npz", "kernel.so", "reproduce.py"
-_OWN = ("x", "w", "v", "scales", "packed")  # names of arrays that no epilogue has
+_OWN = ("x", "w", "v", "scales", "zero_points", "packed")  # names of arrays that no epilogue has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelCall:
     """A call of a kernel: x (m, k), w (n, k) or (k, n), the operands of its epilogue by name.
 
-    `scales` (n, groups) are of weights that have some, `v` (n, k) the values of attention. `packed`
-    are the weights as they were packed, in bytes; None where the kernel is to pack w.
+    `scales` and `zero_points` (n, groups) are of weights that have some, `v` (n, k) the values of
+    attention. `packed` are the weights as they were packed, in bytes; None where the kernel is to
+    pack w.
     """
 
     kernel: Kernel
@@ -51,6 +52,7 @@ class KernelCall:
     w: NDArray[Any]
     operands: dict[str, NDArray[Any]] = field(default_factory=dict)
     scales: NDArray[np.float32] | None = None
+    zero_points: NDArray[Any] | None = None
     packed: NDArray[np.uint8] | None = None
     parts: int = 1
     v: NDArray[Any] | None = None
@@ -66,6 +68,7 @@ class KernelCall:
             operands={name: np.atleast_1d(one) for name, one in self.operands.items()},
             row_operands=row_operands(problem),
             scales=self.scales,
+            zero_points=self.zero_points,
             v=self.v,
         )
         return compute_expected(problem, inputs)
@@ -84,7 +87,7 @@ class KernelCall:
         if not self.kernel.problem.operation.packs_ahead:
             return self.w
         if self.packed is None:
-            return self.kernel.pack(self.w, scales=self.scales)
+            return self.kernel.pack(self.w, scales=self.scales, zero_points=self.zero_points)
         memory = allocate_aligned(self.packed.size)
         memory[...] = self.packed
         return PackedWeights(owner=self.kernel.packed_format, memory=memory)
@@ -125,7 +128,7 @@ def write_call(call: KernelCall, folder: Path) -> None:
     (folder / _FACTS).write_text(json.dumps(facts, indent=2) + "\n")
     (folder / _BINARY).write_bytes(call.kernel.native.binary)
     arrays = {"x": call.x, "w": call.w, **call.operands}
-    others = {"scales": call.scales, "packed": call.packed, "v": call.v}
+    others = {name: getattr(call, name) for name in _OWN if name not in arrays}
     arrays |= {name: one for name, one in others.items() if one is not None}
     kept: dict[str, Any] = {name: _as_bytes(one) for name, one in arrays.items()}
     np.savez_compressed(folder / _OPERANDS, **kept)
@@ -167,7 +170,8 @@ def _read_call(folder: Path) -> KernelCall:
             name: file[name].view(NUMPY_TYPES[types[name]]) if name in types else file[name]
             for name in file.files
         }
-    stored = check_weights(_of_keys(problem, arrays["w"]), arrays["w"], arrays.get("scales"))
+    given = (arrays.get(name) for name in ("w", "scales", "zero_points"))
+    stored = check_weights(_of_keys(problem, arrays["w"]), *given)
     packed = arrays.get("packed")
     size_bytes = kernel.native.packed_weight_bytes
     if packed is not None and (packed.dtype, packed.shape) != (np.uint8, (size_bytes,)):
@@ -177,6 +181,7 @@ def _read_call(folder: Path) -> KernelCall:
         x=arrays["x"],
         w=stored.w,
         scales=stored.scales,
+        zero_points=stored.zero_points,
         packed=packed,
         operands={name: one for name, one in arrays.items() if name not in _OWN},
         parts=facts["parts"],

@@ -451,6 +451,8 @@ def _describe(problem: Problem, candidate: Candidate, family: MicroKernelFamily)
         "problem": problem.text,
         "required_isa": sorted(feature.value for feature in family.isa),
     }
+    if problem.has_zero_points:
+        facts["float_zero_points"] = True
     if candidate.below:
         facts["kernels"] = [
             {"m": rows.text, "candidate": kernel.text}

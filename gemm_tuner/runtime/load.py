@@ -90,6 +90,7 @@ class Kernel(DirectCall):
             self.candidate = Candidate.parse(description["candidate"])
             # A kernel that does not name its layout shares it with no other.
             self.packed_format = str(description.get("packed_format", artifact.sha256))
+            self.takes_float_zero_points = bool(description.get("float_zero_points"))
         except (KeyError, TypeError, ValueError) as error:
             raise KernelRejected(
                 f"kernel {artifact.sha256[:12]} does not say what it computes: {error}; "
@@ -135,11 +136,13 @@ class Kernel(DirectCall):
             w: (n, k) or (k, n), as the problem's layout says; rows at any distance. Elements of 4
                 bits lie two in a byte, as `gemm_tuner.quantise_weights` returns them.
             scales: (n, groups), where w is of integers that stand for floats.
-            zero_points: (n, groups), where they are unsigned.
+            zero_points: (n, groups), where they are unsigned: uint8, or float32 where they lie
+                between the elements.
 
         Raises:
             InvalidArray: an array is missing or not wanted, or its type, shape or strides cannot
                 be used.
+            KernelRejected: zero points are floats, and the kernel was built before there were such.
         """
         check_packs(self.problem)
         memory = allocate_aligned(self.native.packed_weight_bytes)

@@ -1,17 +1,27 @@
 """What PyTorch computes with, and how what is asked for is called in words."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.operation import Operation
-from gemm_tuner.layers.wanted import WantedLayer, WantedProduct
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct
 
 
 def libraries_of_pytorch(dtype: str) -> tuple[str, ...]:
     """Return the libraries, by name, that compute products in PyTorch and not elsewhere."""
     return ("mkl",) if dtype == DType.F32.value and torch.backends.mkl.is_available() else ()
+
+
+def without_old_kernels(found: FoundLayer) -> FoundLayer:
+    """Return what there is for a layer, but kernels that cannot read zero points of floats."""
+    kernels = found.kernels
+    if all(one.takes_float_zero_points or not one.problem.has_zero_points for one in kernels):
+        return found
+    reason = "its kernels were built before they read zero points of floats; tune it again."
+    return replace(found, kernels=(), reasons=(*found.reasons, reason))
 
 
 def problem_text(wanted: WantedLayer, batch: Any = None) -> str:  # noqa: ANN401 - of PyTorch

@@ -8,6 +8,7 @@ from gemm_tuner.torch.activations import Activations
 from gemm_tuner.torch.attention import Attention
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.products import Product
+from gemm_tuner.torch.weight_only import WeightOnly
 
 OfActivations = Activations | Attention
 AnyProduct = Product | OfActivations
@@ -23,7 +24,7 @@ def steps_of(product: AnyProduct) -> list[Step]:
         return product.steps()
     if product.quantised is not None:
         return steps_after(product.node, is_quantised=True)
-    is_plain = product.batch is None and product.weight_only is None
+    is_plain = product.batch is None and not isinstance(product.weight_only, WeightOnly)
     return steps_after(product.node, operands=_OF_PLAIN if is_plain else _OF_OTHERS)
 
 

@@ -39,11 +39,12 @@ from gemm_tuner.torch.activations import (
     insert_matmul,
     product_of_activations,
 )
-from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text
+from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text, without_old_kernels
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.chains import AnyProduct, OfActivations, chain, steps_of, with_steps
 from gemm_tuner.torch.epilogues import steps_after
 from gemm_tuner.torch.exporting import write_kernels
+from gemm_tuner.torch.four_bits import without_whole_slices
 from gemm_tuner.torch.frozen_weights import follow_frozen_weights
 from gemm_tuner.torch.graphs import ATTENTION, FAST_PATHS, Graph, Node, is_recorded
 from gemm_tuner.torch.joining import (
@@ -156,7 +157,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         number of a layer follows from the bytes of its kernels. Without, the pass changes nothing.
         The number rises when the code that calls them changes.
         """
-        return "gemm_tuner.torch 4"
+        return "gemm_tuner.torch 5"
 
     def write_kernels(self, folder: str | Path) -> Path:
         """Write the kernels of what was compiled since this was enabled, and the operators.
@@ -193,6 +194,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         self._leave_fast_paths(graph)
         constants = constants_of(graph)
         as_one_product(graph, constants)
+        without_whole_slices(graph)
         varying = frozenset() if is_inner(graph) else activations_of(graph, constants)
         groups = groups_of(products_of(graph.nodes, constants), constants)
         of_first = {group[0].node: [part.node for part in group] for group in groups}
@@ -370,7 +372,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             if failure := tune_or_tell(self._source, wanted, self._budget_s):
                 self._warn(failure)
         if wanted not in self._found:
-            self._found[wanted] = find_or_tell(self._source, wanted)
+            self._found[wanted] = without_old_kernels(find_or_tell(self._source, wanted))
         return self._found[wanted]
 
     def _warn(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from gemm_tuner.trust.files import write_publicly
 
 LIBRARY_NAME = "libgemm_tuner_torch.so"
 _LAYERS_NAME = "layers.txt"
-_FIRST_LINE = "gemm-tuner layers 2"
+_FIRST_LINE = "gemm-tuner layers 3"
 
 
 def write_kernels(folder: Path, layers: Iterable[OperatorLayer]) -> Path:
@@ -63,7 +63,7 @@ def _layer_line(layer: OperatorLayer) -> str:
     problem = layer.problem
     return (
         f"layer {layer.number} {problem.columns.text} {problem.k} {layer.packed_bytes} "
-        f"{layer.type_number} {layer.weights_number} {steps}"
+        f"{layer.group} {layer.type_number} {layer.weights_number} {steps}"
     )
 
 

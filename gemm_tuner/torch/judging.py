@@ -32,6 +32,7 @@ class KnownLayer:
     layer: OperatorLayer
     w: Sequence[NDArray[Any]]
     scales: NDArray[np.float32] | None = None  # (n, groups), of weights that have some
+    zero_points: NDArray[np.float32] | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ class Judge:
             places = product(range(args.batch), range(args.heads))
             return [_Place(args, *one).of_activations(placed.kernel) for one in places]
         return [
-            _Place(args, number).of_weights(placed.kernel, w, known.scales)
+            _Place(args, number).of_weights(placed.kernel, w, known)
             for number, w in enumerate(known.w)
         ]
 
@@ -163,13 +164,12 @@ class _Place:
     batch: int
     head: int = 0
 
-    def of_weights(
-        self, kernel: Kernel, w: NDArray[Any], scales: NDArray[np.float32] | None
-    ) -> _Product:
+    def of_weights(self, kernel: Kernel, w: NDArray[Any], known: KnownLayer) -> _Product:
         """Return a product with these weights, which the call reads as they are packed."""
         size_bytes = kernel.native.packed_weight_bytes
         address = self.args.packed_w + self.batch * self.args.packed_w_batch_stride_bytes
-        call = KernelCall(w=w, scales=scales, **self._read(kernel))
+        groups: dict[str, Any] = {"scales": known.scales, "zero_points": known.zero_points}
+        call = KernelCall(w=w, **groups, **self._read(kernel))
         packed = array_at(address, (1, size_bytes), size_bytes, np.dtype(np.uint8))[0]
         return _Product(kernel_call=call, y=self._y(kernel), packed=packed)
 

@@ -36,7 +36,7 @@ _TYPE_NUMBERS = {
         (
             *("f32", "bf16", "u8_s8_s32_f32", "u8_s8_s32_u8", "u8_s8_s32_s8"),
             *("s8_s8_s32_f32", "s8_s8_s32_u8", "s8_s8_s32_s8"),
-            *("f32_s8_f32_f32", "bf16_s8_f32_bf16"),
+            *("f32_s8_f32_f32", "bf16_s8_f32_bf16", "f32_u4_f32_f32", "bf16_u4_f32_bf16"),
         )
     )
 }
@@ -89,6 +89,7 @@ class _LayerFacts(ctypes.Structure):
         ("n", ctypes.c_int64),
         ("k", ctypes.c_int64),
         ("packed_bytes", ctypes.c_int64),
+        ("group", ctypes.c_int64),
         ("type", ctypes.c_int32),
         ("w", ctypes.c_int32),
         ("step_count", ctypes.c_int32),
@@ -144,6 +145,11 @@ class OperatorLayer:
     def type_number(self) -> int:
         """Return its type as the operators number it."""
         return _TYPE_NUMBERS[self.problem.types.text]
+
+    @property
+    def group(self) -> int:
+        """Return how many weights along k share a scale, 0 where they have none."""
+        return self.problem.w_group or 0
 
     @property
     def weights_number(self) -> int:
@@ -268,6 +274,7 @@ def add_layer(kernels: Sequence[Kernel], name: str = "") -> OperatorLayer:
         n=layer.problem.n,
         k=layer.problem.k,
         packed_bytes=layer.packed_bytes,
+        group=layer.group,
         type=layer.type_number,
         w=layer.weights_number,
         step_count=len(steps),
@@ -313,7 +320,7 @@ def _is_computed(problem: Problem) -> bool:
     return (
         is_read
         and problem.types.text in _TYPE_NUMBERS
-        and problem.w_group in (None, problem.k)
+        and (problem.has_zero_points or problem.w_group in (None, problem.k))
         and {one.text for one in steps} <= set(STEP_NUMBERS)
         and len(steps) <= _MOST_STEPS
         and len(operands) <= _MOST_OPERANDS

@@ -10,10 +10,11 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gemm_tuner.torch.epilogues import past_views
+from gemm_tuner.torch.four_bits import FourBits, can_be_read, four_bits_of
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, Graph, Node, untransposed
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.quantised import MOST_SUMMED, Quantised, quantised_of, why_not_as_bytes
-from gemm_tuner.torch.weight_only import WEIGHT_ONLY_LAYOUT, WeightOnly, scaled_after
+from gemm_tuner.torch.weight_only import WeightOnly, scaled_after
 
 # How Dynamo writes the model at the head of a path.
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
@@ -38,7 +39,8 @@ class Product:
     bias has n elements, or as many for each.
 
     Of one that is `quantised`, x and w are the floats that were made of bytes. Of one that is
-    `weight_only`, w is bytes as floats, which the node that computes it has scaled.
+    `weight_only`, w is bytes as floats, which the node that computes it has scaled, or elements of
+    4 bits as PyTorch packs them.
     """
 
     node: Node
@@ -49,7 +51,7 @@ class Product:
     is_transposed: bool
     why_left: str = ""
     quantised: Quantised | None = None
-    weight_only: WeightOnly | None = None
+    weight_only: WeightOnly | FourBits | None = None
 
     @property
     def is_image(self) -> bool:
@@ -77,16 +79,19 @@ class Product:
         if self.quantised is not None:
             return f"{self.quantised.types}_f32"
         dtype = TYPES[self.x.meta["val"].dtype]
-        return dtype if self.weight_only is None else f"{dtype}_s8_f32_{dtype}"
+        w = self.weight_only
+        return dtype if w is None else f"{dtype}_{w.w_type}_f32_{dtype}"
 
     @property
     def w_layout(self) -> str:
-        """Return how the weights lie: those of bytes alone have one group for each row."""
-        return "nk" if self.weight_only is None else WEIGHT_ONLY_LAYOUT
+        """Return how the weights lie: those of integers alone have scales for groups of them."""
+        return "nk" if self.weight_only is None else self.weight_only.w_layout
 
     @property
     def sizes(self) -> tuple[int, int]:
         """Return n and k."""
+        if self.weight_only is not None:
+            return self.weight_only.sizes
         shape = self.w.meta["val"].shape
         first, second = shape[-2:] if self.batch is not None else shape[:2]
         return (second, first) if self.is_transposed else (first, second)
@@ -98,6 +103,29 @@ def products_of(nodes: Iterable[Node], constants: frozenset[Node]) -> list[Produ
 
 
 def _product_of(node: Node, constants: frozenset[Node]) -> Product | None:
+    product = _of_four_bits(node, constants) or _of_floats(node, constants)
+    return product if product is not None and _can_be_read(product) else None
+
+
+def _of_four_bits(node: Node, constants: frozenset[Node]) -> Product | None:
+    """Return a product by constant weights of 4 bits, None where it is none."""
+    found = four_bits_of(node)
+    if found is None or not constants.issuperset((found.packed, found.scale_and_added)):
+        return None
+    return Product(
+        node,
+        module_of(node),
+        node.args[0],
+        found.packed,
+        None,
+        is_transposed=False,
+        why_left="" if can_be_read() else "this CPU's order of packed weights is not known.",
+        weight_only=found,
+    )
+
+
+def _of_floats(node: Node, constants: frozenset[Node]) -> Product | None:
+    """Return a product of floats, or of bytes that floats were made of."""
     name, why_left = module_of(node), ""
     if node.target is ATEN.addmm.default and not node.kwargs:
         bias, x, w_t = node.args
@@ -121,12 +149,10 @@ def _product_of(node: Node, constants: frozenset[Node]) -> Product | None:
         else Product(node, name, x, w, bias, is_transposed=False, why_left=why_left)
     )
     if not is_constant(given.w, constants):
-        product = _quantised(given, constants)
-    elif node.target is ATEN.mm.default:
-        product = _with_scales(given, w_t, constants)
-    else:
-        product = given
-    return product if product is not None and _can_be_read(product) else None
+        return _quantised(given, constants)
+    if node.target is ATEN.mm.default:
+        return _with_scales(given, w_t, constants)
+    return given
 
 
 def _with_scales(product: Product, w_t: Node, constants: frozenset[Node]) -> Product:
@@ -222,7 +248,8 @@ def are_of_one_type(values: Sequence[Any]) -> bool:
 
 def _can_be_read(product: Product) -> bool:
     """Return whether kernels read arrays of these types and shapes."""
-    arrays = (product.x, product.w, product.bias)
+    w = () if isinstance(product.weight_only, FourBits) else (product.w,)
+    arrays = (product.x, *w, product.bias)
     values = [one.meta.get("val") for one in arrays if one is not None]
     if not are_of_one_type(values):
         return False
@@ -237,7 +264,7 @@ def _can_be_read(product: Product) -> bool:
     if any(isinstance(one, torch.SymInt) or one == 0 for one in sizes):
         return False
     is_vector = (
-        product.bias is None or product.batch is not None or tuple(values[2].shape) == sizes[:1]
+        product.bias is None or product.batch is not None or tuple(values[-1].shape) == sizes[:1]
     )
     return is_vector and all(isinstance(one, torch.SymInt) or one > 0 for one in (count, *lengths))
 

@@ -40,12 +40,15 @@ def _product(
     graph: Graph, product: Product, layer: OperatorLayer, steps: Sequence[Step], *, is_whole: bool
 ) -> Node:
     ops, weight_only, quantised = torch.ops.gemm_tuner, product.weight_only, product.quantised
-    source = product.w if quantised is None else quantised.w
-    w = source if quantised is not None else weights(graph, product, source)
-    read: tuple[object, ...] = (w, layer.packed_bytes, layer.number)
+    w: Node = quantised.w if quantised is not None else None
+    of_groups: list[Node] = []
+    elements = w
     if weight_only is not None:
-        read = weight_only.w, layer.packed_bytes, layer.number, weight_only.scales(graph)
-        w = w if is_whole else weight_only.plain(graph, w)
+        elements, *of_groups = weight_only.read(graph)
+        w = None if is_whole else weight_only.plain(graph, weights(graph, product, product.w))
+    elif quantised is None:
+        elements = w = weights(graph, product, product.w)
+    read = elements, layer.packed_bytes, layer.number, *of_groups
     packed = new_node(graph, ops.pack.default, read)
     rest = [] if is_whole else [w]
     arguments: list[object]

@@ -71,7 +71,7 @@ class Runs:
         is_own = self.is_compiled and not self._is_given_compiled
         self._model = torch.compile(model) if is_own else model
         self._weights: dict[int, list[NDArray[Any]]] = {}
-        self._scales: dict[int, NDArray[np.float32]] = {}
+        self._groups: dict[int, dict[str, NDArray[np.float32]]] = {}
         self._named: dict[str, list[NDArray[Any]]] = {}
         self._exits = ExitStack()
 
@@ -118,9 +118,9 @@ class Runs:
             if not layer.problem.operation.packs_ahead:
                 return KnownLayer(name=name, layer=layer, w=[])
             w = self._weights.get(number, [])[: args.batch]
-            scales = self._scales.get(number)
+            groups = self._groups.get(number, {})
             name = self._unlike(name, number) if w else name
-            return KnownLayer(name=name, layer=layer, w=w, scales=scales) if w else None
+            return KnownLayer(name=name, layer=layer, w=w, **groups) if w else None
         for name, module in self.layers:
             tuned = module._tuned  # noqa: SLF001 - of this package
             packed = tuned.packed and tuned.packed.result
@@ -137,16 +137,21 @@ class Runs:
         """Keep the weights that a compiled product reads."""
         if number in self.graphs.layers:
             problem = self.graphs.layers[number][1].problem
+            elements_per_byte = 8 // min(8, problem.types.w.size_bits)
             w = array_at(
                 weights.elements,
-                (problem.n, problem.k),
-                weights.leading_dimension,
+                (problem.n, -(-problem.k // elements_per_byte)),
+                weights.leading_dimension // elements_per_byte,
                 NUMPY_TYPES[problem.types.w],
             )
             self._weights.setdefault(number, []).append(w.copy())
-            if weights.scales:
-                scales = array_at(weights.scales, (problem.n, 1), 1, np.dtype(np.float32))
-                self._scales[number] = scales.copy()
+            shape, floats = (problem.n, problem.w_groups), np.dtype(np.float32)
+            addresses = {"scales": weights.scales, "zero_points": weights.float_zero_points}
+            self._groups[number] = {
+                name: array_at(address, shape, problem.w_groups, floats).copy()
+                for name, address in addresses.items()
+                if address
+            }
 
     def sources(self) -> list[Source]:
         """Return where its kernels come from."""

@@ -24,10 +24,19 @@ class WeightOnly:
     scale: Node
     view: Node | None
 
-    def scales(self, graph: Graph) -> Node:
-        """Return the scales (n, 1), where nodes are inserted now."""
+    w_type = "s8"
+    w_layout = WEIGHT_ONLY_LAYOUT
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Return n and k."""
+        n, k = self.w.meta["val"].shape
+        return n, k
+
+    def read(self, graph: Graph) -> tuple[Node, Node]:
+        """Return the bytes (n, k) and the scales (n, 1), where nodes are inserted now."""
         column = new_node(graph, ATEN.reshape.default, (self.scale, [-1, 1]))
-        return as_floats(graph, column)
+        return self.w, as_floats(graph, column)
 
     def plain(self, graph: Graph, w: Node) -> Node:
         """Return the weights that the bytes stand for, of the same as floats (n, k)."""

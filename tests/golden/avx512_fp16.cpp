@@ -58,13 +58,18 @@ extern "C" {
  * lie in one byte, neighbours along a row, the first in the lower half; a row starts with a byte,
  * and the leading dimension is even. Where the problem has groups of weights along k, each (column,
  * group) has a scale, and a zero point if the elements are unsigned; otherwise both are NULL. A
- * weight is scale * (element - zero point). */
+ * weight is scale * (element - zero point).
+ *
+ * Zero points that are no elements are given as float_zero_points, and zero_points is NULL. Kernels
+ * read these whose description says "float_zero_points": true; the others return
+ * GEMM_TUNER_BAD_ARGS. All take a size_bytes that ends before them. */
 typedef struct gemm_tuner_weights {
     uint64_t size_bytes; /* sizeof(gemm_tuner_weights) of the caller */
     const void *elements;
     int64_t leading_dimension;
     const float *scales;        /* (n, groups), dense */
     const uint8_t *zero_points; /* (n, groups), dense */
+    const float *float_zero_points; /* (n, groups), dense; in the place of zero_points */
 } gemm_tuner_weights;
 
 /* An array that the epilogue reads, in the order of the epilogue's steps.
@@ -170,6 +175,7 @@ constexpr int64_t m_high = 24;
 constexpr int64_t n = 512;
 constexpr int64_t k = 1001;
 constexpr uint64_t args_bytes = __builtin_offsetof(gemm_tuner_args, w); // of what is read here
+constexpr uint64_t least_weights_bytes = __builtin_offsetof(gemm_tuner_weights, float_zero_points);
 
 // The candidate: register tile, cache blocks, parts.
 constexpr int mr = 12;
@@ -1036,7 +1042,7 @@ int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_
 
 int32_t gemm_tuner_pack_weights_part(const gemm_tuner_weights *weights, void *packed_w, int32_t part, int32_t parts)
 {
-    if (weights->size_bytes < sizeof(gemm_tuner_weights) || weights->scales || weights->zero_points || part < 0 ||
+    if (weights->size_bytes < least_weights_bytes || weights->scales || weights->zero_points || part < 0 ||
         part >= parts)
         return GEMM_TUNER_BAD_ARGS;
     const auto [begin, end] = parts > 1 ? columns_to_pack(part, parts) : ColumnRange{0, n};

@@ -58,13 +58,18 @@ extern "C" {
  * lie in one byte, neighbours along a row, the first in the lower half; a row starts with a byte,
  * and the leading dimension is even. Where the problem has groups of weights along k, each (column,
  * group) has a scale, and a zero point if the elements are unsigned; otherwise both are NULL. A
- * weight is scale * (element - zero point). */
+ * weight is scale * (element - zero point).
+ *
+ * Zero points that are no elements are given as float_zero_points, and zero_points is NULL. Kernels
+ * read these whose description says "float_zero_points": true; the others return
+ * GEMM_TUNER_BAD_ARGS. All take a size_bytes that ends before them. */
 typedef struct gemm_tuner_weights {
     uint64_t size_bytes; /* sizeof(gemm_tuner_weights) of the caller */
     const void *elements;
     int64_t leading_dimension;
     const float *scales;        /* (n, groups), dense */
     const uint8_t *zero_points; /* (n, groups), dense */
+    const float *float_zero_points; /* (n, groups), dense; in the place of zero_points */
 } gemm_tuner_weights;
 
 /* An array that the epilogue reads, in the order of the epilogue's steps.
@@ -170,6 +175,7 @@ constexpr int64_t m_high = 2;
 constexpr int64_t n = 1000;
 constexpr int64_t k = 4090;
 constexpr uint64_t args_bytes = __builtin_offsetof(gemm_tuner_args, w); // of what is read here
+constexpr uint64_t least_weights_bytes = __builtin_offsetof(gemm_tuner_weights, float_zero_points);
 
 // The candidate: register tile, cache blocks, parts.
 constexpr int mr = 1;
@@ -416,6 +422,12 @@ inline void copy_edge(const W *from, int64_t row_bytes, int64_t rows, int64_t le
     }
 }
 
+// Zero points that are no elements, NULL if there are none: earlier callers have no place for them.
+inline const float *float_zero_points_of(const gemm_tuner_weights &weights)
+{
+    return weights.size_bytes < sizeof(gemm_tuner_weights) ? nullptr : weights.float_zero_points;
+}
+
 // Pack the scales of a vector of columns, and its zero points times them, for the groups from `begin` to `end`: a few
 // groups are turned around in L1.
 inline void pack_headers(const gemm_tuner_weights &weights, int64_t column, int64_t begin, int64_t end, W *packed)
@@ -423,7 +435,9 @@ inline void pack_headers(const gemm_tuner_weights &weights, int64_t column, int6
     constexpr int64_t turned = 16, width = lanes;
     const int64_t columns = column + width < n ? width : n - column;
     alignas(64) float scales[turned][width] = {};
-    alignas(64) int32_t zero_points[turned][width] = {};
+    alignas(64) float zero_points[turned][width] = {};
+    const float *floats = float_zero_points_of(weights);
+    constexpr int32_t middle = 8;
     const auto write = [&](const float *values, int64_t before) {
         W *to = vector_at(packed, column, before);
         store_row(to, *reinterpret_cast<const Row *>(values));
@@ -436,12 +450,13 @@ inline void pack_headers(const gemm_tuner_weights &weights, int64_t column, int6
             const int64_t first = (column + j) * groups + begin;
             // Rows too short for the CPU to see what comes next: those of the next columns.
             __builtin_prefetch(weights.scales + first + width * groups);
-            __builtin_prefetch(weights.zero_points + first + width * groups);
+            if (!floats)
+                __builtin_prefetch(weights.zero_points + first + width * groups);
 #pragma GCC unroll 4
             for (int64_t i = 0; i < count; ++i)
             {
                 scales[i][j] = weights.scales[first + i];
-                zero_points[i][j] = weights.zero_points[first + i] - 8;
+                zero_points[i][j] = floats ? floats[first + i] - middle : weights.zero_points[first + i] - middle;
             }
         }
         for (int64_t i = 0; i < count; ++i)
@@ -450,7 +465,7 @@ inline void pack_headers(const gemm_tuner_weights &weights, int64_t column, int6
             write(scales[i], before);
             alignas(64) float offsets[width];
             for (int64_t j = 0; j < width; ++j)
-                offsets[j] = static_cast<float>(zero_points[i][j]) * scales[i][j];
+                offsets[j] = zero_points[i][j] * scales[i][j];
             write(offsets, before + 1);
         }
     }
@@ -1170,7 +1185,7 @@ extern "C" {
 
 uint32_t gemm_tuner_abi_version() { return 3; }
 
-const char *gemm_tuner_describe() { return "{\"abi_version\":3,\"candidate\":\"avx512_vnni_w4_1x64 mc2_nc1024_kc4090 jc_ic_jr_ir pf16384\",\"packed_format\":\"u4 1000x4090 groups nr64 g32 lanes16\",\"problem\":\"f32_u4_f32_f32 1..2x1000x4090 nk:g32 bias\",\"required_isa\":[\"avx2\",\"avx512_vnni\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
+const char *gemm_tuner_describe() { return "{\"abi_version\":3,\"candidate\":\"avx512_vnni_w4_1x64 mc2_nc1024_kc4090 jc_ic_jr_ir pf16384\",\"float_zero_points\":true,\"packed_format\":\"u4 1000x4090 groups nr64 g32 lanes16\",\"problem\":\"f32_u4_f32_f32 1..2x1000x4090 nk:g32 bias\",\"required_isa\":[\"avx2\",\"avx512_vnni\",\"avx512bw\",\"avx512dq\",\"avx512f\",\"avx512vl\",\"fma\"]}"; }
 
 uint64_t gemm_tuner_packed_weight_bytes() { return packed_weight_bytes; }
 
@@ -1181,8 +1196,8 @@ int32_t gemm_tuner_pack_weights(const gemm_tuner_weights *weights, void *packed_
 
 int32_t gemm_tuner_pack_weights_part(const gemm_tuner_weights *weights, void *packed_w, int32_t part, int32_t parts)
 {
-    if (weights->size_bytes < sizeof(gemm_tuner_weights) || !weights->scales ||
-        !weights->zero_points || part < 0 || part >= parts)
+    if (weights->size_bytes < least_weights_bytes || !weights->scales || part < 0 || part >= parts ||
+        !weights->zero_points == !float_zero_points_of(*weights))
         return GEMM_TUNER_BAD_ARGS;
     const auto [begin, end] = parts > 1 ? columns_to_pack(part, parts) : ColumnRange{0, n};
     if (begin < end)

@@ -1,22 +1,27 @@
 """Quantised weights: sizes of groups, tails of k in them, and numbers worked out by hand."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count, cycle
 
 import numpy as np
 import pytest
 from grids import grid_toolchain, toolchain_for_grid_of
-from needs import each, need_proof
+from needs import each, need_cpu, need_proof
 from pairs import all_pairs
 from proof import Subject, prove_all
 
 from gemm_tuner import quantise_weights
+from gemm_tuner.abi import WeightsStruct, make_weights
+from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.bench.reproduce import KernelCall
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.errors import KernelRejected
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
@@ -137,6 +142,86 @@ def test_a_kernel_computes_what_its_weights_stand_for(
     assert np.all(np.abs(y - x @ columns.T) <= np.abs(x).sum(axis=1, keepdims=True) * 0.51 * step)
 
 
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize(
+    "family", each([one for one in FAMILIES if any(not t.w.is_signed for t in one.types)])
+)
+def test_zero_points_between_the_elements(
+    family: MicroKernelFamily, layout: str, toolchain: Toolchain
+) -> None:
+    need_cpu(family.isa)
+    types = next(one for one in family.types if not one.w.is_signed)
+    problem = f"{types.text} 3x{2 * family.lanes + 3}x70 {layout}:g32 none"
+    kernel = _load(problem, family, toolchain)
+    shape = kernel.problem.n, kernel.problem.k
+    random = np.random.default_rng(11)
+    w = random.standard_normal(shape if layout == "nk" else shape[::-1], np.float32)
+    q = quantise_weights(w, types.w.value, group=32, w_layout=layout)
+    assert q.zero_points is not None
+    between = q.zero_points + random.uniform(-0.5, 0.5, q.zero_points.shape).astype(np.float32)
+
+    as_bytes = kernel.pack(q.w, scales=q.scales, zero_points=q.zero_points)
+    as_floats = kernel.pack(q.w, scales=q.scales, zero_points=q.zero_points.astype(np.float32))
+    moved = KernelCall(
+        kernel=kernel,
+        x=_x_of(kernel, random),
+        w=q.w,
+        scales=q.scales,
+        zero_points=between,
+    )
+
+    assert kernel.takes_float_zero_points
+    assert np.array_equal(as_bytes.memory, as_floats.memory)
+    assert moved.error is None
+    assert replace(moved, zero_points=q.zero_points).expected.values.tolist() != (
+        moved.expected.values.tolist()
+    )
+
+
+def test_a_kernel_refuses_zero_points_of_another_kind(toolchain: Toolchain) -> None:
+    signed = _load("f32_s4 1x2x32 nk:g32 none", family_named("scalar_w4"), toolchain)
+    unsigned = _load("f32_u4 1x2x32 nk:g32 none", family_named("scalar_w4"), toolchain)
+    w, scales = np.zeros((2, 16), np.uint8), np.ones((2, 1), np.float32)
+    zero_points = np.zeros((2, 1), np.float32)
+    bytes_too = np.zeros((2, 1), np.uint8)
+    memory = np.zeros(signed.native.packed_weight_bytes + 4096, np.uint8)
+
+    def packs(kernel: Kernel, **given: int) -> bool:
+        struct = make_weights(w.ctypes.data, 32, scales=scales.ctypes.data, **given)
+        try:
+            kernel.native.pack_weights(struct, memory.ctypes.data + -memory.ctypes.data % 64)
+        except KernelRejected:
+            return False
+        return True
+
+    assert packs(signed)
+    assert not packs(signed, float_zero_points=zero_points.ctypes.data)
+    assert not packs(unsigned)
+    assert packs(unsigned, float_zero_points=zero_points.ctypes.data)
+    assert not packs(
+        unsigned,
+        zero_points=bytes_too.ctypes.data,
+        float_zero_points=zero_points.ctypes.data,
+    )
+
+
+def test_callers_without_a_place_for_float_zero_points_are_served(toolchain: Toolchain) -> None:
+    kernel = _load("f32_u4 1x2x32 nk:g32 none", family_named("scalar_w4"), toolchain)
+    w, scales = np.full((2, 16), 0x21, np.uint8), np.ones((2, 1), np.float32)
+    zero_points = np.zeros((2, 1), np.uint8)
+    expected = kernel.pack(w, scales=scales, zero_points=zero_points)
+    struct = make_weights(
+        w.ctypes.data, 32, scales=scales.ctypes.data, zero_points=zero_points.ctypes.data
+    )
+    struct.size_bytes = WeightsStruct.float_zero_points.offset
+    struct.float_zero_points = 1  # no address: what lies there is not read
+    packed = kernel.pack(w, scales=scales, zero_points=zero_points + np.uint8(1))
+
+    kernel.native.pack_weights(struct, packed.memory.ctypes.data)
+
+    assert np.array_equal(packed.memory, expected.memory)
+
+
 def test_numbers_worked_out_by_hand(toolchain: Toolchain) -> None:
     kernel = _load("f32_u4 1x2x33 nk:g32 none", family_named("scalar_w4"), toolchain)
     x = np.zeros((1, 33), np.float32)
@@ -163,3 +248,8 @@ def _load(problem: str, family: MicroKernelFamily, toolchain: Toolchain) -> Kern
     build = compile_kernel(render(asked, candidate, family), isa=family.isa, toolchain=toolchain)
     assert isinstance(build, Build)
     return load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
+
+
+def _x_of(kernel: Kernel, random: np.random.Generator) -> np.ndarray:
+    shape = kernel.problem.m.high, kernel.problem.k
+    return random.standard_normal(shape, np.float32).astype(NUMPY_TYPES[kernel.problem.types.x])

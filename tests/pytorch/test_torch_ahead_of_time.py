@@ -192,7 +192,7 @@ def test_another_process_of_python_runs_it(package: tuple[Path, Path], tmp_path:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("gemm-tuner layers 2", "gemm-tuner layers 1", "line 1"),
+        ("gemm-tuner layers 3", "gemm-tuner layers 2", "line 1"),
         ("\nlayer ", "\nlayer x", "line 2"),
         ("\nkernel ", "\nkernel ../", "line 3"),
         (".so ", ".so", "line 3"),

@@ -33,7 +33,7 @@ def test_operators_hold_what_pytorch_asks_of_them() -> None:
 def test_weights_are_packed_the_same_each_time() -> None:
     problems = [f"f32_s8 {rows}x{N}x{K} nk:gk" for rows in (1, 6)]
     layer = add_layer([kernel_of(Problem.parse(one), 1) for one in problems])
-    w, scales = torch.randint(-127, 128, (N, K), dtype=torch.int8), torch.rand(N)
+    w, scales = torch.randint(-127, 128, (N, K), dtype=torch.int8), torch.rand(N, 1)
     if not any(one.kernel.native.packed_weight_bytes % 64 for one in layer.kernels):
         pytest.skip("the kernels of this CPU pack whole lines, behind which nothing is left over")
     found = []

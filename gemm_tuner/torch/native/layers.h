@@ -19,6 +19,7 @@ struct KernelEntry {
  * numbers of types and steps. */
 struct LayerFacts {
     int64_t number, n_low, n, k, packed_bytes; /* from n_low to n keys; others have n alone */
+    int64_t group; /* weights along k with one scale; 0 where they have none */
     int32_t type; /* a row of type_table */
     int32_t w;    /* a number of Weights */
     int32_t step_count;
@@ -30,12 +31,13 @@ struct LayerFacts {
 namespace {
 
 struct LayerEntry : Chain {
-    int64_t number, n_low, n, k, packed_bytes;
+    int64_t number, n_low, n, k, packed_bytes, group;
     Weights w;
     bool reads_bias_and_other; /* of floats, at most each once */
     std::vector<KernelEntry> kernels; /* the narrowest range of m first */
     const LayerEntry *next;
     bool is_attention() const { return w == Weights::keys; }
+    int64_t groups() const { return group ? (k + group - 1) / group : 0; } /* of each row */
 };
 
 constexpr size_t bucket_count = 4096;
@@ -73,6 +75,7 @@ void add_layer(const LayerFacts &facts, const KernelEntry *kernels, int64_t kern
     layer->n = facts.n;
     layer->k = facts.k;
     layer->packed_bytes = facts.packed_bytes;
+    layer->group = facts.group;
     layer->types = type_table[facts.type];
     layer->w = static_cast<Weights>(facts.w);
     for (int32_t i = 0; i < facts.step_count; i++) {

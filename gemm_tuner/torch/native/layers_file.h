@@ -1,8 +1,8 @@
 /* Layers from a folder: layers.txt says what they are, and the kernels lie beside it.
  * gemm_tuner/torch/exporting.py writes it; one line is one layer or one kernel of the layer above.
  *
- *   gemm-tuner layers 2
- *   layer NUMBER N K PACKED_BYTES TYPE W STEPS             n: a number, or a range, 1..64;
+ *   gemm-tuner layers 3
+ *   layer NUMBER N K PACKED_BYTES GROUP TYPE W STEPS       n: a number, or a range, 1..64;
  *                                                          steps: numbers joined by commas, or -
  *   kernel FILE M_LOW M_HIGH PACKED_OFFSET IS_PACKER THREADS FEATURES PROBLEM
  *                                                          features: x86_64, or names of
@@ -21,7 +21,7 @@
 namespace gemm_tuner_layers {
 
 constexpr const char *file_name = "layers.txt";
-constexpr const char *first_line = "gemm-tuner layers 2";
+constexpr const char *first_line = "gemm-tuner layers 3";
 
 using Add = void (*)(const LayerFacts &, const KernelEntry *, int64_t);
 
@@ -135,8 +135,8 @@ struct Reading {
     bool read_layer(std::istream &words) {
         finish_layer();
         std::string columns, steps;
-        words >> layer.number >> columns >> layer.k >> layer.packed_bytes >> layer.type >>
-            layer.w >> steps;
+        words >> layer.number >> columns >> layer.k >> layer.packed_bytes >> layer.group >>
+            layer.type >> layer.w >> steps;
         std::istringstream numbers(steps == "-" ? "" : steps);
         for (std::string text; std::getline(numbers, text, ',');) {
             std::istringstream number(text);
@@ -148,8 +148,10 @@ struct Reading {
             layer.steps[layer.step_count++] = step;
         }
         return words && read_range(columns, layer.n_low, layer.n) && layer.n > 0 &&
-               layer.k > 0 && layer.packed_bytes >= 0 && has_operands_once(layer) && layer.type >= 0 && layer.type < type_kinds &&
-               layer.w >= 0 && layer.w < weights_kinds;
+               layer.k > 0 && layer.packed_bytes >= 0 && has_operands_once(layer) &&
+               layer.type >= 0 && layer.type < type_kinds && layer.w >= 0 &&
+               layer.w < weights_kinds && 0 <= layer.group && layer.group <= layer.k &&
+               type_table[layer.type].is_weight_only() == (layer.group > 0);
     }
 
     bool read_kernel(std::istream &words) {

@@ -1,6 +1,6 @@
 /* The operators of PyTorch that pack weights and call kernels.
  *
- *   gemm_tuner::pack(w, size_bytes, layer, scales)            -> packed
+ *   gemm_tuner::pack(w, size_bytes, layer, scales, zero_points) -> packed
  *   gemm_tuner::unpack(packed, layer)                         -> w
  *   gemm_tuner::linear(x, packed, bias, layer, other, w)      -> y
  *   gemm_tuner::fused_linear(x, packed, operands, numbers, layer, w)
@@ -308,7 +308,8 @@ Tensor fused_linear_meta(const Tensor &x, const Tensor &packed,
     return empty_result(x, packed, layer);
 }
 
-Tensor pack_meta(const Tensor &w, int64_t size_bytes, int64_t, const std::optional<Tensor> &) {
+Tensor pack_meta(const Tensor &w, int64_t size_bytes, int64_t, const std::optional<Tensor> &,
+                 const std::optional<Tensor> &) {
     const c10::SymInt size = size_bytes;
     const auto options = w.options().dtype(at::kByte);
     return w.dim() == 3 ? at::empty_symint({w.sym_size(0), size}, options)
@@ -384,13 +385,14 @@ Tensor attention_autograd(const Tensor &q, const Tensor &k, const Tensor &v, int
 }
 
 Tensor pack_autograd(const Tensor &w, int64_t size_bytes, int64_t number,
-                     const std::optional<Tensor> &scales) {
-    check_not_recorded(w, scales);
+                     const std::optional<Tensor> &scales,
+                     const std::optional<Tensor> &zero_points) {
+    check_not_recorded(w, scales, zero_points);
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow("gemm_tuner::pack", "")
                                .typed<decltype(pack)>();
     at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(w, size_bytes, number, scales);
+    return op.call(w, size_bytes, number, scales, zero_points);
 }
 
 } // namespace
@@ -432,7 +434,8 @@ template <typename... Arguments, Tensor (*function)(Arguments...)> struct OnMeta
 } // namespace
 
 TORCH_LIBRARY(gemm_tuner, library) {
-    library.def("pack(Tensor w, int size_bytes, int layer, Tensor? scales=None) -> Tensor",
+    library.def("pack(Tensor w, int size_bytes, int layer, Tensor? scales=None, "
+                "Tensor? zero_points=None) -> Tensor",
                 {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
     library.def("unpack(Tensor packed, int layer) -> Tensor");
     library.def("linear(Tensor x, Tensor packed, Tensor? bias, int layer, Tensor? other=None, "

@@ -108,13 +108,16 @@ void clear_ends(const LayerEntry &layer, char *packed) {
 }
 
 /* Pack the weights of one product, in each format that a kernel of the layer reads. */
-void pack_product(const LayerEntry &layer, const Tensor &w, const float *scales, char *packed) {
-    const Rows rows = rows_of("w", w, layer.k, layer.types.w);
+void pack_product(const LayerEntry &layer, const Tensor &w, const float *scales,
+                  const float *zero_points, char *packed) {
+    const int64_t elements = layer.types.elements_per_byte();
+    const Rows rows = rows_of("w", w, (layer.k + elements - 1) / elements, layer.types.w);
     gemm_tuner_weights weights = {};
     weights.size_bytes = sizeof weights;
     weights.elements = rows.elements;
-    weights.leading_dimension = rows.leading_dimension;
+    weights.leading_dimension = rows.leading_dimension * elements;
     weights.scales = scales;
+    weights.float_zero_points = zero_points;
     if (on_pack) {
         on_pack(layer.number, &weights);
     }
@@ -129,34 +132,43 @@ void pack_product(const LayerEntry &layer, const Tensor &w, const float *scales,
     }
 }
 
-/* The scales of weights of bytes alone, one for each row; nothing for other weights. */
-Tensor checked_scales(const LayerEntry &layer, const std::optional<Tensor> &scales) {
-    TORCH_CHECK(scales.has_value() == layer.types.is_weight_only(), "layer ", layer.number,
-                scales ? " has no scales of weights." : " needs the scales of its weights.");
-    if (!scales) {
+/* What the groups of a layer's weights have, (n, groups); nothing where they have none. */
+Tensor of_groups(const char *name, const LayerEntry &layer, const std::optional<Tensor> &given,
+                 bool are_wanted) {
+    TORCH_CHECK(given.has_value() == are_wanted, "layer ", layer.number,
+                given ? " has no " : " needs the ", name, " of its weights.");
+    if (!given) {
         return Tensor();
     }
-    TORCH_CHECK(scales->numel() == layer.n && scales->scalar_type() == at::kFloat,
-                "scales must be ", layer.n, " floats.");
-    return scales->contiguous();
+    const int64_t groups = layer.groups();
+    TORCH_CHECK(given->dim() == 2 && given->size(0) == layer.n && given->size(1) == groups &&
+                    given->scalar_type() == at::kFloat,
+                name, " must be (", layer.n, ", ", groups, ") floats, not ", given->sizes(), " of ",
+                given->scalar_type(), ".");
+    return given->contiguous();
+}
+
+const float *floats_or_null(const Tensor &tensor) {
+    return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
 }
 
 Tensor pack(const Tensor &w, int64_t size_bytes, int64_t number,
-            const std::optional<Tensor> &scales) {
+            const std::optional<Tensor> &scales, const std::optional<Tensor> &zero_points) {
     const LayerEntry &layer = linear_numbered(number);
     TORCH_CHECK((w.dim() == 2 || w.dim() == 3) && w.size(-2) == layer.n, "w has the shape ",
-                w.sizes(), "; it must be (", layer.n, ", ", layer.k, "), or a batch of these.");
+                w.sizes(), "; it must be (", layer.n, ", ", layer.k, "), or a batch of these",
+                layer.types.has_4_bits() ? ", two elements in a byte." : ".");
     TORCH_CHECK(size_bytes == layer.packed_bytes, "layer ", number, " packs ", layer.packed_bytes,
                 " bytes, not ", size_bytes, ".");
-    const Tensor read = checked_scales(layer, scales);
-    const float *factors = read.defined() ? read.const_data_ptr<float>() : nullptr;
+    const Tensor factors = of_groups("scales", layer, scales, layer.types.is_weight_only());
+    const Tensor offsets = of_groups("zero points", layer, zero_points, layer.types.has_4_bits());
     const bool is_batch = w.dim() == 3;
     const int64_t batch = is_batch ? w.size(0) : 1;
     Tensor packed = empty_weights(batch * size_bytes);
     char *memory = static_cast<char *>(packed.mutable_data_ptr());
     for (int64_t product = 0; product < batch; product++) {
-        pack_product(layer, is_batch ? w.select(0, product) : w, factors,
-                     memory + product * size_bytes);
+        pack_product(layer, is_batch ? w.select(0, product) : w, floats_or_null(factors),
+                     floats_or_null(offsets), memory + product * size_bytes);
     }
     return is_batch ? packed.view({batch, size_bytes}) : packed;
 }

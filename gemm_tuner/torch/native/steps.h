@@ -1,6 +1,6 @@
 /* The types of a layer, the steps of its epilogue, and how PyTorch's own operators compute them. */
 
-constexpr int max_steps = 12, step_kinds = 19, type_kinds = 10, weights_kinds = 4;
+constexpr int max_steps = 12, step_kinds = 19, type_kinds = 12, weights_kinds = 4;
 
 namespace {
 
@@ -50,6 +50,9 @@ struct Types {
     at::ScalarType operand() const { return c10::isIntegralType(y, false) ? at::kFloat : y; }
     bool is_quantised() const { return c10::isIntegralType(x, false); }
     bool is_weight_only() const { return !is_quantised() && c10::isIntegralType(w, false); }
+    /* Weights of 4 bits are unsigned, and lie two in a byte; there are none of unsigned bytes. */
+    bool has_4_bits() const { return is_weight_only() && w == at::kByte; }
+    int64_t elements_per_byte() const { return has_4_bits() ? 2 : 1; }
 };
 constexpr Types type_table[] = {
     {at::kFloat, at::kFloat, at::kFloat}, {at::kBFloat16, at::kBFloat16, at::kBFloat16},
@@ -57,6 +60,7 @@ constexpr Types type_table[] = {
     {at::kByte, at::kChar, at::kChar},    {at::kChar, at::kChar, at::kFloat},
     {at::kChar, at::kChar, at::kByte},    {at::kChar, at::kChar, at::kChar},
     {at::kFloat, at::kChar, at::kFloat},  {at::kBFloat16, at::kChar, at::kBFloat16},
+    {at::kFloat, at::kByte, at::kFloat},  {at::kBFloat16, at::kByte, at::kBFloat16},
 };
 static_assert(std::size(type_table) == type_kinds);
 
