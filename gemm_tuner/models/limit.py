@@ -11,9 +11,9 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.model_run import LayerCalls
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.models.row import Precision
 
 _ROW_BYTES = 1 << 14
-_SCALE_FOR_EACH_ROW = "nk:gk"  # as `convert` of such a precision makes weights
 # Of 2 us each. A core that has slept multiplies at half its rate for half a millisecond.
 _WARM_UP_CALLS, _PEAK_CALLS = 5000, 2500
 
@@ -21,21 +21,20 @@ _WARM_UP_CALLS, _PEAK_CALLS = 5000, 2500
 class Roof:
     """Arithmetic and reading of one core, for the layers of a model in one type of operands."""
 
-    def __init__(self, cpu: Cpu, types: str, layers: Sequence[LayerCalls]) -> None:
+    def __init__(self, cpu: Cpu, precision: Precision, layers: Sequence[LayerCalls]) -> None:
         """Build the loops, and make memory as large as the weights, or as much as is not cached.
 
         Raises:
             GemmTunerError: there is no compiler, or it fails.
         """
-        operands = OperandTypes.parse(types)
-        layout = _SCALE_FOR_EACH_ROW if operands.is_weight_only else "nk"
+        operands = OperandTypes.parse(precision.types)
         self._problems = [
             (
                 Problem.create(
                     *(one.m, one.n, one.k),
-                    dtype=types,
+                    dtype=precision.types,
                     epilogue="bias" if one.has_bias else "none",
-                    w_layout=layout,
+                    w_layout=precision.w_layout,
                 ),
                 one,
             )

@@ -239,8 +239,8 @@ class _Measuring:
         if self._layers is None:
             return None, "no way of PyTorch tells the layers of the model"
         try:
-            types = PRECISIONS[self._case.dtype].types
-            return Roof(self._plan.cpu, types, self._layers), ""
+            precision = PRECISIONS[self._case.dtype]
+            return Roof(self._plan.cpu, precision, self._layers), ""
         except GemmTunerError as error:
             return None, str(error)
 

@@ -1,9 +1,16 @@
-"""Models whose weights, or all operands of whose layers, are bytes, as torchao makes them."""
+"""Models whose weights, or all operands of whose layers, are integers, as torchao makes them."""
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from gemm_tuner.models.row import Built
+
+# Weights of 4 bits along k with one scale: as torchao has it by default, and NNCF.
+GROUP = 128
+# Where k is no multiple of these, fewer; PyTorch's operator packs so many columns at once.
+_GROUPS = (GROUP, 64, 32)
+_COLUMNS = 16
 
 
 def with_bytes(built: Built, *, is_folded: bool = True) -> Built:
@@ -37,4 +44,21 @@ def with_weights_of_bytes(built: Built) -> Built:
     """Return a model whose linear layers have weights of s8, with a scale for each channel."""
     quantization: Any = import_module("torchao.quantization")
     quantization.quantize_(built.module, quantization.Int8WeightOnlyConfig())
+    return built
+
+
+def with_weights_of_4_bits(built: Built) -> Built:
+    """Return a model whose linear layers have weights of u4, in groups along k with two floats."""
+    torch = import_module("torch")
+    quantization: Any = import_module("torchao.quantization")
+    int4: Any = import_module("torchao.prototype.quantization.int4")
+
+    def takes(group: int, module: Any, _name: str) -> bool:  # noqa: ANN401 - a module
+        is_left = isinstance(module, torch.nn.Linear) and type(module.weight) is torch.nn.Parameter
+        n, k = module.weight.shape if is_left else (1, 1)
+        return is_left and n % _COLUMNS == 0 and k % group == 0
+
+    for group in _GROUPS:
+        config = int4.PrototypeInt4WeightOnlyConfig(group_size=group)
+        quantization.quantize_(built.module, config, filter_fn=partial(takes, group))
     return built

@@ -11,6 +11,7 @@ from gemm_tuner.domain.model_run import TimeShares
 _LEFT = (
     *("aten::addmm", "aten::mm", "mkl::_mkl_linear", "mkldnn::_linear_pointwise"),
     *("onednn::qlinear_pointwise", "aten::_weight_int8pack_mm"),
+    "aten::_weight_int4pack_mm_for_cpu",
     *("zentorch::zentorch_linear_unary", "zentorch::zentorch_linear_unary_binary"),
 )
 # The operator, and inside of it the kernel, which is named for its problem.

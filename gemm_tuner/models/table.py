@@ -5,7 +5,13 @@ from importlib import import_module
 from typing import Any
 
 from gemm_tuner.models.kinds import decoders, encoders, perceptrons, vision
-from gemm_tuner.models.quantising import program_with_bytes, with_bytes, with_weights_of_bytes
+from gemm_tuner.models.quantising import (
+    GROUP,
+    program_with_bytes,
+    with_bytes,
+    with_weights_of_4_bits,
+    with_weights_of_bytes,
+)
 from gemm_tuner.models.row import Built, Model, Precision, Way
 from gemm_tuner.models.ways import compiled, eager, onnx_runtime, openvino, ours, zentorch
 
@@ -27,6 +33,10 @@ MODELS: dict[str, Model] = {
 
 def _cast_with_weights_of_bytes(built: Built) -> Built:
     return with_weights_of_bytes(_cast("bfloat16", built))
+
+
+def _cast_with_weights_of_4_bits(built: Built) -> Built:
+    return with_weights_of_4_bits(_cast("bfloat16", built))
 
 
 # Of rounded ones, two roundings of an output. Eager mode rounds most often: torch.compile was no
@@ -62,8 +72,17 @@ PRECISIONS: dict[str, Precision] = {
         Precision(
             name="bf16_s8",
             types="bf16_s8",
+            w_layout="nk:gk",
             other="bf16",
             convert=_cast_with_weights_of_bytes,
+            **_BY_TORCHAO,
+        ),
+        Precision(
+            name="bf16_u4",
+            types="bf16_u4",
+            w_layout=f"nk:g{GROUP}",
+            other="bf16",
+            convert=_cast_with_weights_of_4_bits,
             **_BY_TORCHAO,
         ),
     )

@@ -16,18 +16,18 @@ class ParameterNames:
     def add(self, parameter: Any, name: str) -> None:  # noqa: ANN401 - of PyTorch
         """Let a parameter have a name, or the tensors that one of a subclass is made of."""
         for part in _parts(parameter):
-            address = _address(part)
+            address = address_of(part)
             if address is not None:
                 self._known[address] = ref(part), name
 
     def of(self, tensor: Any) -> str | None:  # noqa: ANN401 - of PyTorch
         """Return the name of the parameter that a tensor shows, None if it shows none."""
-        address = _address(tensor)
+        address = address_of(tensor)
         found = None if address is None else self._known.get(address)
         if found is None:
             return None
         parameter = found[0]()
-        return found[1] if parameter is not None and _address(parameter) == address else None
+        return found[1] if parameter is not None and address_of(parameter) == address else None
 
 
 def _parts(tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor
@@ -40,7 +40,7 @@ def _parts(tensor: Any) -> Iterator[Any]:  # noqa: ANN401 - a tensor
         yield from _parts(getattr(tensor, name))
 
 
-def _address(tensor: Any) -> int | None:  # noqa: ANN401 - a tensor
+def address_of(tensor: Any) -> int | None:  # noqa: ANN401 - a tensor
     """Return where the memory of a tensor begins, None if it has none that it tells of."""
     try:
         return tensor.untyped_storage().data_ptr() or None

@@ -178,24 +178,48 @@ def test_a_layer_after_a_transposition_is_one_product(*, has_gradients: bool) ->
 
     found = gt.collect(Columns().requires_grad_(has_gradients), torch.rand(3, K, 8))
 
-    assert [(one.batch, one.m, one.n, one.k) for one in found] == [(1, 24, N, K)]
+    assert [(one.problem, one.batch, one.calls) for one in found] == [
+        (f"f32 24x{N}x{K} nk bias", 1, 1)
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_weights_of_bytes_alone_are_collected_as_kernels_compute_them(tmp_path: Path) -> None:
     quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
-    model = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.ReLU(), torch.nn.Linear(N, K))
+    last = torch.nn.Linear(N, K, bias=False)
+    model = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.ReLU(), last)
     model = model.bfloat16().eval()
     quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
 
     found = gt.collect(model, sample_x(6, K, dtype="bfloat16"))
 
     assert {(one.problem, one.weights) for one in found} == {
-        (f"bf16_s8_f32_bf16 6x{N}x{K} nk:gk none", ("0.weight",)),
+        (f"bf16_s8_f32_bf16 6x{N}x{K} nk:gk bias", ("0.weight",)),
         (f"bf16_s8_f32_bf16 6x{K}x{N} nk:gk none", ("2.weight",)),
     }
     assert found.write_layers(tmp_path / "layers.csv", dtype="bf16_s8_f32_bf16") == 2
     read = _layers_in(tmp_path / "layers.csv", dtype="bf16_s8_f32_bf16")
+    assert {one.problem.text for one in read} == {one.problem for one in found}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_weights_of_4_bits_are_collected_in_their_groups(tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization", reason="torchao is not installed")
+    int4 = pytest.importorskip("torchao.prototype.quantization.int4")
+    last = torch.nn.Linear(128, 64, bias=False)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), last, torch.nn.ReLU())
+    model = model.bfloat16().eval()
+    quantization.quantize_(model, int4.PrototypeInt4WeightOnlyConfig(group_size=32))
+
+    found = gt.collect(model, sample_x(6, 64, dtype="bfloat16"), repeats=2)
+
+    dtype = "bf16_u4_f32_bf16"
+    assert {(one.problem, one.weights, one.calls) for one in found} == {
+        (f"{dtype} 6x128x64 nk:g32 bias", ("0.weight",), 1),
+        (f"{dtype} 6x64x128 nk:g32 none", ("2.weight",), 1),
+    }
+    assert found.write_layers(tmp_path / "layers.csv", dtype=dtype) == 2
+    read = _layers_in(tmp_path / "layers.csv", dtype=dtype)
     assert {one.problem.text for one in read} == {one.problem for one in found}
 
 

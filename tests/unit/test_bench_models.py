@@ -207,7 +207,7 @@ def test_the_roof_is_the_longer_of_arithmetic_and_reading_for_each_layer(
         LayerCalls(m=256, n=512, k=512, has_bias=True, calls=2),  # 128 FLOP and more for a byte
         LayerCalls(m=1, n=512, k=512, has_bias=False, calls=3),  # half a FLOP for a byte
     ]
-    roof = Roof(detect_cpu(), "f32", layers)
+    roof = Roof(detect_cpu(), PRECISIONS["f32"], layers)
 
     for _round in range(3):
         roof.sample()
@@ -225,7 +225,7 @@ def test_the_roof_is_the_longer_of_arithmetic_and_reading_for_each_layer(
 @pytest.mark.parametrize("precision", PRECISIONS.values(), ids=PRECISIONS)
 def test_each_precision_has_a_roof(precision: Precision) -> None:
     layers = [LayerCalls(m=1, n=512, k=512, has_bias=False, calls=1)]
-    roof = Roof(detect_cpu(), precision.types, layers)
+    roof = Roof(detect_cpu(), precision, layers)
 
     roof.sample()
 
@@ -278,7 +278,10 @@ def test_a_model_without_layers_of_pytorch_has_no_limit(measured: ModelRun) -> N
     ("arguments", "told"),
     [
         (["no-such"], "model 'no-such' is not known; use some of: bert-base"),
-        (["--dtype", "f64"], "dtype 'f64' is not known; use some of: f32, bf16, int8, bf16_s8."),
+        (
+            ["--dtype", "f64"],
+            f"dtype 'f64' is not known; use some of: {', '.join(PRECISIONS)}.",
+        ),
         (["--ways", "tvm"], "way 'tvm' is not known; use some of: eager"),
         (["--threads", "1,x"], "threads '1,x' are not understood"),
         (["--threads", "4096"], "4096"),

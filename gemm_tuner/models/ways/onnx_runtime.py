@@ -50,6 +50,7 @@ ROWS = (
             "bf16": "its products on a CPU have no bf16",
             "int8": "it multiplies what PyTorch's quantisation made as floats",
             "bf16_s8": "its products on a CPU have no bf16",
+            "bf16_u4": "its products on a CPU have no bf16",
         },
     ),
 )

@@ -4,7 +4,10 @@ import sys
 from importlib import import_module
 from typing import Any, cast
 
-from gemm_tuner.domain.dtype import OperandTypes
+from gemm_tuner.arrays.quantise import quantise_weights, read_elements
+from gemm_tuner.domain.dtype import DType, OperandTypes
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.models.quantising import GROUP
 from gemm_tuner.models.row import Prepared, Way, Work
 
 _SETTINGS = {
@@ -27,8 +30,9 @@ def _prepare(work: Work) -> Prepared:
         converted = openvino.convert_model(plain.module, example_input=inputs)
     # Without, each dimension may be another one in each call, and its plans are more general.
     converted.reshape({name: list(one.shape) for name, one in inputs.items()})
-    if OperandTypes.parse(work.precision.types).is_weight_only:
-        _compress_weights(converted)
+    types = OperandTypes.parse(work.precision.types)
+    if types.is_weight_only:
+        _compress_weights(converted, types.w, GROUP)
     options = {
         **_SETTINGS,
         "INFERENCE_PRECISION_HINT": work.precision.other,  # it would be bf16 where the CPU has it
@@ -43,20 +47,48 @@ def _prepare(work: Work) -> Prepared:
     )
 
 
-def _compress_weights(model: Any) -> None:  # noqa: ANN401 - of OpenVINO
-    """Give the products of a model weights of s8 with a scale for each channel, as NNCF does."""
-    ops, numpy = import_module("openvino.opset8"), import_module("numpy")
+def _compress_weights(model: Any, w_type: DType, group: int) -> None:  # noqa: ANN401 - of OpenVINO
+    """Give the products of a model weights of integers with scales, as NNCF does.
+
+    Those of 8 bits have a scale for each channel; those of 4, and a zero point, for each group of
+    as many along k, where that divides k.
+    """
     for one in model.get_ordered_ops():
         weights = one.input_value(1).get_node() if one.get_type_name() == "MatMul" else None
         if weights is None or weights.get_type_name() != "Constant":
             continue
-        k_axis = 1 if one.get_attributes()["transpose_b"] else 0
-        floats = weights.data
-        scales = numpy.abs(floats).max(axis=k_axis, keepdims=True) / _LARGEST
-        scales[scales == 0] = 1
-        constant = ops.constant(numpy.round(floats / scales).astype("int8"))
-        scaled = ops.multiply(ops.convert(constant, "f32"), ops.constant(scales))
+        is_transposed = one.get_attributes()["transpose_b"]
+        floats = weights.data if is_transposed else weights.data.T
+        scaled = _bytes_of(floats) if w_type is DType.S8 else _four_bits_of(floats, group)
+        if not is_transposed:
+            ops = import_module("openvino.opset8")
+            scaled = ops.transpose(scaled, ops.constant([1, 0]))
         one.input(1).replace_source_output(scaled.output(0))
+
+
+def _bytes_of(floats: Any) -> Any:  # noqa: ANN401 - an array (n, k), and a node
+    ops, numpy = import_module("openvino.opset8"), import_module("numpy")
+    scales = numpy.abs(floats).max(axis=1, keepdims=True) / _LARGEST
+    scales[scales == 0] = 1
+    constant = ops.constant(numpy.round(floats / scales).astype("int8"))
+    return ops.multiply(ops.convert(constant, "f32"), ops.constant(scales))
+
+
+def _four_bits_of(floats: Any, group: int) -> Any:  # noqa: ANN401 - an array (n, k), and a node
+    ops, four_bits = import_module("openvino.opset8"), import_module("openvino").Type.u4
+    n, k = floats.shape
+    group = group if k % group == 0 else k
+    q = quantise_weights(floats, DType.U4.value, group=group)
+    assert q.zero_points is not None
+    problem = Problem.create(1, n, k, dtype="f32_u4", w_layout=f"nk:g{group}")
+    shape = n, k // group, group
+    parts = [read_elements(problem, q.w).astype("uint8").reshape(shape), q.zero_points[..., None]]
+    elements, zero_points = (
+        ops.convert(ops.constant(one, dtype=four_bits), "f32") for one in parts
+    )
+    centred = ops.subtract(elements, zero_points)
+    scaled = ops.multiply(centred, ops.constant(q.scales[..., None]))
+    return ops.reshape(scaled, ops.constant([n, k]), special_zero=False)
 
 
 def arrays_of(names: list[str], inputs: dict[str, Any]) -> list[Any]:
