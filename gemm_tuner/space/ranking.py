@@ -17,8 +17,10 @@ from gemm_tuner.space.tile import round_up
 _EQUALLY_FAST = 0.01
 # What the model may err between two ways to read w.
 _EITHER_MAY_BE_FASTER = 0.1
-# Of a panel, for each step of k, beside one row: a wider one comes from memory more slowly.
-_BYTES_OF_A_NARROW_STEP = 192
+# Of a panel beside one row, for each step of k, or of weights in groups for each chunk: a wider one
+# comes from memory more slowly.
+_NARROW_BYTES = {PackedLayout.PANELS: 192, PackedLayout.GROUPS: 256}
+_CHUNK_BYTES = 4  # of a column: some steps of k of weights in groups
 
 
 def ranked(
@@ -75,21 +77,25 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
 
     def step_bytes(one: Candidate) -> int:
         family = family_named(one.micro_kernel.family)
+        if family.layout is PackedLayout.GROUPS:
+            return one.micro_kernel.nr * _CHUNK_BYTES
         return space.problem.types.w.row_bytes(one.micro_kernel.nr * family.k_step)
 
     def is_panel(one: Candidate) -> bool:
         family = family_named(one.micro_kernel.family)
-        return family.layout is PackedLayout.PANELS and not family.k_tile
+        # Where headers lie between the weights, the hardware alone does not fetch enough ahead.
+        is_fetched = family.layout is PackedLayout.PANELS or one.blocking.prefetch_w_bytes
+        return family.layout in _NARROW_BYTES and bool(is_fetched) and not family.k_tile
+
+    def is_narrow(one: Candidate) -> bool:
+        layout = family_named(one.micro_kernel.family).layout
+        is_padded = round_up(n, one.micro_kernel.nr) > n * most
+        return step_bytes(one) <= _NARROW_BYTES[layout] and not is_padded
 
     most = 1 + _EITHER_MAY_BE_FASTER
     longest = min(_predicted(one, space) for one in order) * most
     near = [one for one in order if is_panel(one) and _predicted(one, space) <= longest]
-    narrow = [
-        one
-        for one in near
-        if step_bytes(one) <= _BYTES_OF_A_NARROW_STEP
-        and round_up(n, one.micro_kernel.nr) <= n * most
-    ]
+    narrow = filter(is_narrow, near)
     first = sorted(narrow, key=step_bytes, reverse=True)[:1]
     return list(dict.fromkeys([*first, *near[: len(first)], *order]))
 

@@ -402,6 +402,15 @@ inline W *vector_at(W *packed, int64_t column, int64_t before)
     return packed + panel * column_bytes + (before * vectors + (column - panel) / lanes) * chunk_bytes;
 }
 
+// Prefetch a header that comes later: what is prefetched beside chunks leaves out as many bytes in each group.
+template <int vectors>
+inline void prefetch_header(const W *header)
+{
+#pragma GCC unroll 32
+    for (int i = 0; i < headers * vectors; ++i)
+        __builtin_prefetch(header + i * chunk_bytes + prefetch_w_bytes);
+}
+
 constexpr int64_t byte_elements = 2;
 // Unsigned weights are moved by half their range: these bits are turned over.
 constexpr uint8_t zero = 0x88;
@@ -749,6 +758,7 @@ template <int rows, int columns, typename Stride>
         {
             header = w;
             w += headers * vectors * chunk_bytes;
+            prefetch_header<vectors>(header);
         }
         IntVector parts[rows][vectors][digits];
 #pragma GCC unroll 32

@@ -124,14 +124,25 @@ def first_of_row(problem: str, regime: Regime, cpu: Cpu) -> list[str]:
         ("bf16", ZEN4, ["avx512_bf16_1x48", "avx512_bf16_1x128"]),
         ("u8_s8_s32_f32", ZEN4, ["avx512_int8_1x48", "avx512_int8_1x128"]),
         ("bf16", ZEN3, ["avx2_bf16_by_f32_1x32"]),
+        ("bf16_u4", ZEN4, ["avx512_bf16_w4_1x64", "avx512_bf16_w4_1x128"]),
+        ("f32_u4", ZEN4, ["avx512_vnni_w4_1x64", "avx512_vnni_w4_1x80"]),
+        ("bf16_s8", ZEN4, ["avx512_bf16_w8_1x64", "avx512_bf16_w8_1x128"]),
     ],
 )
 def test_one_row_reads_narrow_panels_from_memory_first(
     dtype: str, cpu: Cpu, first: list[str]
 ) -> None:
-    problem = f"{dtype} 1x4096x4096 nk none"
+    layout = "nk" if "_" not in dtype or "s32" in dtype else "nk:g128"
+    problem = f"{dtype} 1x4096x4096 {layout} none"
     assert first_of_row(problem, Regime.COLD_WEIGHTS, cpu)[: len(first)] == first
-    assert first[0] not in first_of_row(problem, Regime.HOT, cpu)
+    assert first != first_of_row(problem, Regime.HOT, cpu)[: len(first)]
+
+
+def test_weights_in_groups_are_prefetched_first_where_they_come_from_memory() -> None:
+    problem = Problem.parse("f32_u4 1x4096x4096 nk:g128 none")
+    space = Space(problem=problem, cpu=ZEN4, regime=Regime.COLD_WEIGHTS)
+
+    assert all(one.blocking.prefetch_w_bytes for one in shortlist(space, 2))
 
 
 def test_two_rows_read_panels_in_the_order_of_the_model() -> None:
