@@ -54,7 +54,7 @@ def check_weights(
         "scales", scales, problem, None if problem.w_group is None else DType.F32
     )
     given = as_array("zero_points", zero_points)
-    are_floats = getattr(given, "dtype", None) == np.float32
+    are_floats = isinstance(given, np.ndarray) and given.dtype.kind not in "biu"
     zero_type = DType.F32 if are_floats else DType.U8
     zeros_array, zeros_address = _of_groups(
         "zero_points", given, problem, zero_type if problem.has_zero_points else None

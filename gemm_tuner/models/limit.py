@@ -28,18 +28,7 @@ class Roof:
             GemmTunerError: there is no compiler, or it fails.
         """
         operands = OperandTypes.parse(precision.types)
-        self._problems = [
-            (
-                Problem.create(
-                    *(one.m, one.n, one.k),
-                    dtype=precision.types,
-                    epilogue="bias" if one.has_bias else "none",
-                    w_layout=precision.w_layout,
-                ),
-                one,
-            )
-            for one in layers
-        ]
+        self._problems = [(_problem(precision, one), one) for one in layers]
         driver = build_driver("roofline", find_toolchain(), "sample.h", isa=widest_vectors(cpu.isa))
         weights_bytes = sum(problem.w_bytes * one.calls for problem, one in self._problems)
         block_bytes = min(weights_bytes, cold_footprint_bytes(cpu.caches.l3_bytes))
@@ -85,3 +74,13 @@ class Roof:
             / threads
             for problem, calls in self._problems
         )
+
+
+def _problem(precision: Precision, layer: LayerCalls) -> Problem:
+    layout = precision.w_layout(layer.n, layer.k)
+    return Problem.create(
+        *(layer.m, layer.n, layer.k),
+        dtype=precision.other if layout is None else precision.types,
+        epilogue="bias" if layer.has_bias else "none",
+        w_layout=layout or "nk",
+    )

@@ -4,12 +4,12 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.models.row import Built
 
-# Weights of 4 bits along k with one scale: as torchao has it by default, and NNCF.
-GROUP = 128
-# Where k is no multiple of these, fewer; PyTorch's operator packs so many columns at once.
-_GROUPS = (GROUP, 64, 32)
+# Weights of 4 bits along k with one scale: the most that divide it. By default, torchao and NNCF
+# have 128. PyTorch's operator packs so many columns at once.
+_GROUPS = (128, 64, 32)
 _COLUMNS = 16
 
 
@@ -47,17 +47,33 @@ def with_weights_of_bytes(built: Built) -> Built:
     return built
 
 
+def group_of(n: int, k: int) -> int | None:
+    """Return how many weights of 4 bits along k have one scale, None where they stay floats."""
+    fitting = (group for group in _GROUPS if k % group == 0)
+    return None if n % _COLUMNS else next(fitting, None)
+
+
 def with_weights_of_4_bits(built: Built) -> Built:
-    """Return a model whose linear layers have weights of u4, in groups along k with two floats."""
+    """Return a model whose linear layers have weights of u4, in groups along k with two floats.
+
+    Layers whose sizes PyTorch does not pack stay as they are.
+
+    Raises:
+        InvalidSetting: those are all.
+    """
     torch = import_module("torch")
     quantization: Any = import_module("torchao.quantization")
     int4: Any = import_module("torchao.prototype.quantization.int4")
 
     def takes(group: int, module: Any, _name: str) -> bool:  # noqa: ANN401 - a module
-        is_left = isinstance(module, torch.nn.Linear) and type(module.weight) is torch.nn.Parameter
-        n, k = module.weight.shape if is_left else (1, 1)
-        return is_left and n % _COLUMNS == 0 and k % group == 0
+        return isinstance(module, torch.nn.Linear) and group_of(*module.weight.shape) == group
 
+    linear = [one for one in built.module.modules() if isinstance(one, torch.nn.Linear)]
+    if not any(group_of(*one.weight.shape) for one in linear):
+        raise InvalidSetting(
+            f"no linear layer of the model has n a multiple of {_COLUMNS} and k of {_GROUPS[-1]}, "
+            "as PyTorch packs weights of 4 bits; choose another model or --dtype."
+        )
     for group in _GROUPS:
         config = int4.PrototypeInt4WeightOnlyConfig(group_size=group)
         quantization.quantize_(built.module, config, filter_fn=partial(takes, group))

@@ -41,8 +41,8 @@ class Model:
 class Precision:
     """A type of numbers that a model is run in.
 
-    Its linear layers have operands of `types`, and weights of `w_layout`, as a problem names them;
-    all else is in `other`.
+    Its linear layers have operands of `types`, and weights in the layout that `w_layout` says for n
+    and k, as a problem names them; all else is in `other`, and so are layers that have no layout.
     A way counts with a distance of its outputs from those in f32 (see `correctness`) of at most
     `tolerance`, or `times_own` the distance of PyTorch's eager mode in this type. `convert` makes
     of a model in f32 one that PyTorch runs so, and `program` one for packages that read what
@@ -52,7 +52,7 @@ class Precision:
 
     name: str
     types: str
-    w_layout: str = "nk"
+    w_layout: Callable[[int, int], str | None] = lambda _n, _k: "nk"
     other: str
     tolerance: float
     times_own: float = 0.0

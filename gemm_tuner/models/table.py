@@ -6,7 +6,7 @@ from typing import Any
 
 from gemm_tuner.models.kinds import decoders, encoders, perceptrons, vision
 from gemm_tuner.models.quantising import (
-    GROUP,
+    group_of,
     program_with_bytes,
     with_bytes,
     with_weights_of_4_bits,
@@ -33,6 +33,11 @@ MODELS: dict[str, Model] = {
 
 def _cast_with_weights_of_bytes(built: Built) -> Built:
     return with_weights_of_bytes(_cast("bfloat16", built))
+
+
+def _in_groups(n: int, k: int) -> str | None:
+    group = group_of(n, k)
+    return None if group is None else f"nk:g{group}"
 
 
 def _cast_with_weights_of_4_bits(built: Built) -> Built:
@@ -72,7 +77,7 @@ PRECISIONS: dict[str, Precision] = {
         Precision(
             name="bf16_s8",
             types="bf16_s8",
-            w_layout="nk:gk",
+            w_layout=lambda _n, _k: "nk:gk",
             other="bf16",
             convert=_cast_with_weights_of_bytes,
             **_BY_TORCHAO,
@@ -80,7 +85,7 @@ PRECISIONS: dict[str, Precision] = {
         Precision(
             name="bf16_u4",
             types="bf16_u4",
-            w_layout=f"nk:g{GROUP}",
+            w_layout=_in_groups,
             other="bf16",
             convert=_cast_with_weights_of_4_bits,
             **_BY_TORCHAO,

@@ -18,7 +18,7 @@ PRODUCT = ATEN._weight_int4pack_mm_for_cpu.default  # noqa: SLF001 - so called
 _PACK = ATEN._convert_weight_to_int4pack_for_cpu.default  # noqa: SLF001
 _INNER_TILES = 1  # counts on GPUs only
 _MIDDLE = 8
-_TINY = 2.0**-100
+_VANISHING, _TINY = 2.0**-100, 2.0**-120
 _BITS = 4
 _END = 2**63 - 1  # of a slice that ends where its array does
 _ALL = (0, None, None, 1)  # what a slice takes by default
@@ -47,9 +47,12 @@ class FourBits:
         """Return the elements (n, k / 2), and the scales and zero points (n, groups)."""
         elements = torch.ops.gemm_tuner.elements_of_int4.default
         given, added = (self._of_groups(graph, place) for place in (0, 1))
-        # A group of one number has any scale, but none: what is added to it is divided by this.
-        is_zero = new_node(graph, ATEN.eq.Scalar, (given, 0.0))
-        scales = new_node(graph, ATEN.masked_fill.Scalar, (given, is_zero, _TINY))
+        # What is added is divided by the scale, so that this is not too small, as where a group is
+        # of one number: elements times a scale that vanishes beside what is added may have any.
+        beside = new_node(graph, ATEN.mul.Scalar, (self._magnitude(graph, added), _VANISHING))
+        least = new_node(graph, ATEN.add.Scalar, (beside, _TINY))
+        is_less = new_node(graph, ATEN.lt.Tensor, (self._magnitude(graph, given), least))
+        scales = new_node(graph, ATEN.where.self, (is_less, least, given))
         taken_off = new_node(graph, ATEN.div.Tensor, (added, scales))
         negative = new_node(graph, ATEN.neg.default, (taken_off,))
         return (
@@ -78,6 +81,10 @@ class FourBits:
         wanted = self.scale_and_added.meta["val"].dtype
         return new_node(graph, PRIMS.convert_element_type.default, (floats, wanted))
 
+    @staticmethod
+    def _magnitude(graph: Graph, node: Node) -> Node:
+        return new_node(graph, ATEN.abs.default, (node,))
+
     def _of_groups(self, graph: Graph, place: int) -> Node:
         chosen = new_node(graph, ATEN.select.int, (self.scale_and_added, 2, place))
         return as_floats(graph, new_node(graph, ATEN.permute.default, (chosen, [1, 0])))
@@ -98,12 +105,13 @@ def four_bits_of(node: Node) -> FourBits | None:
 
 
 def without_whole_slices(graph: Graph) -> None:
-    """Take out what shows or writes all elements of y, in graphs with such products.
+    """Take out what shows or writes all elements of y, and asks for its rows, after such products.
 
     torchao cuts off columns that were added to w, where there may be none, and adds a bias in
-    place. Inductor takes these out later.
+    place. Inductor takes these out later. The rows of y are those of x.
     """
-    if not graph.find_nodes(op="call_function", target=PRODUCT):
+    products = graph.find_nodes(op="call_function", target=PRODUCT)
+    if not products:
         return
     for node in list(graph.nodes):
         source = _shown_whole(node)
@@ -111,6 +119,10 @@ def without_whole_slices(graph: Graph) -> None:
             node.replace_all_uses_with(source, lambda user: user.op != "output")
             if not node.users:
                 graph.erase_node(node)
+    for product in products:
+        for user in list(product.users):
+            if user.target is ATEN.sym_size.int and user.args[1] == 0:
+                user.replace_input_with(product, product.args[0])
 
 
 def _shown_whole(node: Node) -> Node | None:

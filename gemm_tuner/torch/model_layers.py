@@ -26,6 +26,8 @@ _COMPILED = (
     "gemm_tuner.torch.enable before it is compiled"
 )
 
+_QUANTISED = "which torchao has quantised; use gemm_tuner.torch.enable before the model is compiled"
+
 Rows = Sequence[int | str]
 
 
@@ -151,6 +153,9 @@ def _why_left(module: Any, rows: Rows, *, is_bypassed: bool) -> str | None:  # n
         "its forward was replaced by another function": "forward" in vars(module),
         "no call of it was seen with the example inputs; a model that reads its weights itself, "
         "or that is compiled, does not call it": not rows,
+        f"its weights are a {type(weight).__name__}, {_QUANTISED}": (
+            type(weight).__module__.startswith("torchao.")
+        ),
         f"its weights are a {type(weight).__name__}": type(weight) is not torch.nn.Parameter,
         "its weights were made in inference mode, where PyTorch does not count their changes": (
             weight.is_inference()

@@ -1,5 +1,6 @@
 """The products that a model computes, seen as its operators run."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -12,7 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.torch.four_bits import PRODUCT as PRODUCT_OF_4_BITS
-from gemm_tuner.torch.graphs import ATTENTION
+from gemm_tuner.torch.graphs import ATTENTION, SHOWS
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.parameter_names import ParameterNames, address_of
 from gemm_tuner.torch.quantised import BYTES, dequantised_from
@@ -25,6 +26,8 @@ _COPIES = (_ATEN.clone.default, _ATEN._unsafe_view.default)  # noqa: SLF001 - so
 
 # What leaves the numbers as they are, and their order.
 _SAME = (*_COPIES, _ATEN.view.default, _ATEN.alias.default)
+
+_TWO = 2  # factors, or summands
 
 # What scales sums, and what adds a bias to them.
 _MULTIPLIES = (_ATEN.mul.Tensor,)
@@ -54,7 +57,7 @@ class Seen:
 
     calls: int = 0
     seconds: float = 0.0
-    weights: dict[str, None] = field(default_factory=dict)
+    weights: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -115,7 +118,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
             if name is not None:
                 self._names.add(result, name)
         self._note_repeats(function, args, result)
-        self._note_bias(function, args, result)
+        self._note_bias(function, args, kwargs, result)
         if attention is not None:
             self._add(self._joined(attention, *args[:2]), seconds)
         if factors is not None:
@@ -149,24 +152,43 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
             return kind
         return replace(kind, m=repeats, batch=kind.batch // repeats)
 
-    def _note_bias(self, function: Any, args: tuple[Any, ...], result: Any) -> None:  # noqa: ANN401
+    def _note_bias(
+        self,
+        function: Any,  # noqa: ANN401 - an operator
+        args: tuple[Any, ...],
+        keywords: Mapping[str, Any] | None,
+        result: Any,  # noqa: ANN401 - a tensor
+    ) -> None:
         """Note what is added to the columns of the last sums, which may be scaled before."""
         last = self._sum
-        if last is None or not args or not _shares_memory(args[0], last.y):
+        read = [place for place, one in enumerate(args) if last and _shares_memory(one, last.y)]
+        if last is None or not read or function in SHOWS:
             return
-        other = args[1] if len(args) > 1 else None
-        is_tensor = isinstance(other, torch.Tensor) and other.shape == (last.kind.n,)
-        is_vector = is_tensor and self._names.of(other) is not None
-        if function in _MULTIPLIES and is_vector:
-            last.y = result
-        elif function in _ADDS and is_vector:
-            self._sum = None
-            plain = self.seen[last.kind]
-            plain.calls -= 1
-            plain.seconds -= last.seconds
-            if not plain.calls:
-                del self.seen[last.kind]
+        self._sum = None
+        if len(args) != _TWO or read not in ([0], [1]) or keywords:
+            return
+        y, other = args if read == [0] else reversed(args)
+        is_whole = y.is_contiguous() and y.shape[-1:] == (last.kind.n,)
+        is_vector = isinstance(other, torch.Tensor) and other.shape == (last.kind.n,)
+        if not is_whole or not is_vector or y.numel() != last.y.numel():
+            return
+        if function in _MULTIPLIES and last.kind.w_layout == WEIGHT_ONLY_LAYOUT:
+            self._sum = replace(last, y=result)
+        elif function in _ADDS and self._names.of(other) is not None:
+            self._remove(last)
             self._add(replace(last.kind, has_bias=True), last.seconds, last.name)
+
+    def _remove(self, one: _Sum) -> None:
+        """Take back what was added."""
+        seen = self.seen[one.kind]
+        seen.calls -= 1
+        seen.seconds -= one.seconds
+        if one.name is not None:
+            seen.weights[one.name] -= 1
+            if not seen.weights[one.name]:
+                del seen.weights[one.name]
+        if not seen.calls:
+            del self.seen[one.kind]
 
     def _add_product(self, x: Any, w: Any, bias: Any, y: Any, seconds: float) -> None:  # noqa: ANN401
         name = self._names.of(w)
@@ -206,7 +228,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         seen.calls += 1
         seen.seconds += seconds
         if name is not None:
-            seen.weights[name] = None
+            seen.weights[name] += 1
 
     def _types_of(self, x: Any, w: Any) -> str:  # noqa: ANN401 - tensors
         """Return the types of a product: those of floats may be of the bytes they were made of."""

@@ -21,7 +21,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import KernelRejected
+from gemm_tuner.errors import InvalidArray, KernelRejected
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import CATALOG, family_named
@@ -176,6 +176,16 @@ def test_zero_points_between_the_elements(
     assert replace(moved, zero_points=q.zero_points).expected.values.tolist() != (
         moved.expected.values.tolist()
     )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", ">f4", "int32", "bool"])
+def test_zero_points_of_other_types_are_refused(dtype: str, toolchain: Toolchain) -> None:
+    kernel = _load("f32_u4 1x2x32 nk:g32 none", family_named("scalar_w4"), toolchain)
+    w, scales = np.zeros((2, 16), np.uint8), np.ones((2, 1), np.float32)
+    wanted = "float32" if np.dtype(dtype).kind == "f" else "uint8"
+
+    with pytest.raises(InvalidArray, match=f"zero_points.*{wanted}"):
+        kernel.pack(w, scales=scales, zero_points=np.zeros((2, 1), dtype))
 
 
 def test_a_kernel_refuses_zero_points_of_another_kind(toolchain: Toolchain) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from gemm_tuner.cli.main import run
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.models.messages import ORDER, Order, Ready
 from gemm_tuner.models.process import CHILD, WayProcess
-from gemm_tuner.models.row import Prepared, Work
+from gemm_tuner.models.quantising import with_weights_of_4_bits
+from gemm_tuner.models.row import Built, Prepared, Work
 from gemm_tuner.models.shares import time_shares
 from gemm_tuner.models.table import MODELS, PRECISIONS, WAYS
 
@@ -141,6 +143,23 @@ def test_each_small_model_computes_the_same_twice(model: str) -> None:
     assert ready.error == 0.0
     assert prepared.plain is not None
     assert all(len(one) % 2 == 0 for one in prepared.outputs(prepared.call()))  # of both in a batch
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torchao
+def test_a_model_without_layers_of_4_bits_is_none() -> None:
+    pytest.importorskip("torchao", reason="torchao is not installed")
+    layers = torch.nn.Sequential(torch.nn.Linear(32, 24), torch.nn.Linear(24, 16))
+
+    with pytest.raises(InvalidSetting, match="no linear layer"):
+        with_weights_of_4_bits(Built(module=layers, inputs={}))
+    mixed = torch.nn.Sequential(*layers, torch.nn.Linear(96, 48), torch.nn.Linear(512, 16))
+    with_weights_of_4_bits(Built(module=mixed, inputs={}))
+
+    is_plain = [type(one.weight) is torch.nn.Parameter for one in mixed]
+    assert is_plain == [True, True, False, False]
+    assert [one.weight.block_size for one in mixed[2:]] == [[1, 32], [1, 128]]
+    layouts = [PRECISIONS["bf16_u4"].w_layout(*one.weight.shape) for one in mixed]
+    assert layouts == [None, None, "nk:g32", "nk:g128"]
 
 
 def test_a_product_with_weights_of_integers_alone_counts_as_a_layer() -> None:

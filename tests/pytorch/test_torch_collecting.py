@@ -1,5 +1,6 @@
 """Which products models of PyTorch compute; skipped where PyTorch is not installed."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,54 @@ def test_weights_of_4_bits_are_collected_in_their_groups(tmp_path: Path) -> None
     assert found.write_layers(tmp_path / "layers.csv", dtype=dtype) == 2
     read = _layers_in(tmp_path / "layers.csv", dtype=dtype)
     assert {one.problem.text for one in read} == {one.problem for one in found}
+
+
+def test_what_is_added_is_a_bias_where_kernels_add_it() -> None:
+    class Model(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self, after: Callable[..., Any]) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(K, K, bias=False)
+            self.v = torch.nn.Parameter(torch.rand(K))
+            self.after = after
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+            return self.after(self.layer(x), self.v)
+
+    x = sample_x(K, K)
+    for after in (
+        lambda y, v: y + v,
+        lambda y, v: v + y,
+        lambda y, v: y.view(K, 1, K).add_(v),
+    ):
+        [one] = gt.collect(Model(after), x)
+        assert one.has_bias
+        assert one.weights == ("layer.weight",)
+    for after in (
+        lambda y, v: torch.relu_(y) + v,
+        lambda y, v: torch.add(y, v, alpha=3),
+        lambda y, v: y[1:] + v,
+        lambda y, v: y.t() + v,
+        lambda y, v: y * v + v,
+        lambda y, v: y + (v + 1),
+        lambda y, _v: y + y[0],
+    ):
+        [one] = gt.collect(Model(after), x)
+        assert not one.has_bias
+
+
+def test_a_layer_is_named_where_it_counts() -> None:
+    class Model(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = (torch.nn.Linear(K, N, bias=False) for _ in range(2))
+            self.v = torch.nn.Parameter(torch.rand(N))
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+            return self.b(x) + (self.a(x) + self.v)
+
+    found = {one.has_bias: one.weights for one in gt.collect(Model(), sample_x())}
+
+    assert found == {False: ("b.weight",), True: ("a.weight",)}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of a prototype

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +21,14 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import check, sample_x  # noqa: E402
 
+from gemm_tuner.errors import InvalidSetting  # noqa: E402
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.torch import four_bits  # noqa: E402
 
 # Columns in whole panels of PyTorch's format, beside a rest, and in a rest alone.
 N, N_REST, N_FEW = 128, 80, 48
 K = 64
+EPILOGUES = ["bias+relu", "bias+add", "silu", "none", "bias"]
 
 
 class Layers(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -72,8 +75,7 @@ def test_weights_of_4_bits_are_packed_with_their_groups(dtype: str) -> None:
     assert len(found.layers) == 5
     short = "f32" if dtype == "float32" else "bf16"
     assert [f"{one.dtype} {one.w_layout} {one.epilogue}" for one in source.asked] == [
-        f"{short}_u4_f32_{short} nk:g32 {one}"
-        for one in ("bias+relu", "bias+add", "silu", "none", "bias")
+        f"{short}_u4_f32_{short} nk:g32 {one}" for one in EPILOGUES
     ]
     assert all(one.is_taken for one in enabled.report)
     assert {one.name for one in enabled.report} == {"up", "same", "gate", "short", "last"}
@@ -117,6 +119,36 @@ def test_kernels_that_read_no_floats_for_zero_points_are_left() -> None:
     assert "zero points of floats" in enabled.report[0].reason
 
 
+@pytest.mark.usefixtures("loops_by_operators")
+def test_rows_of_three_dimensions_may_be_dynamic() -> None:
+    model, source = four_bit_model("float32"), Kernels()
+    enabled = gt.enable(source, dynamic_rows=["1..64"])
+    with torch.no_grad():
+        compiled = torch.compile(model, dynamic=True)
+        for tokens in (4, 7):
+            x = sample_x(2, tokens, K)
+            check(compiled(x), model(x))
+    assert [one.epilogue for one in source.asked] == EPILOGUES
+    assert [one.is_taken for one in enabled.report] == [True] * 5
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+def test_a_damaged_group_is_refused(tmp_path: Path) -> None:
+    model, x = four_bit_model("float32"), sample_x(2, K)
+    enabled = gt.enable(Kernels())
+    with torch.no_grad():
+        torch.compile(model)(x)
+    enabled.write_kernels(tmp_path)
+    layers = tmp_path / "layers.txt"
+    text = layers.read_text()
+    gt.load_kernels(tmp_path)
+    assert " 32 10 0 " in text  # the group, the type, how w comes to a kernel
+    for damaged in (" 64 10 0 ", " 0 10 0 ", " 32 8 0 ", " -32 10 0 ", " 1000 10 0 "):
+        layers.write_text(text.replace(" 32 10 0 ", damaged, 1))
+        with pytest.raises(InvalidSetting, match=r"not of the layer|not what this version"):
+            gt.load_kernels(tmp_path)
+
+
 class Given(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
     """Multiplies by packed weights with these groups, or by those of a call."""
 
@@ -140,6 +172,8 @@ def test_groups_of_one_number_and_of_negative_scales() -> None:
     groups[0, ::2, 0] = 0.0
     groups[1, ::3, 0] = -0.25
     groups[1, ::5] = 0.0
+    groups[0, 1], groups[1, 1] = torch.tensor([1e-40, 1.0]), torch.tensor([1e-30, 1e8])
+    groups[0, 3], groups[1, 3] = torch.tensor([0.0, 3e8]), torch.tensor([-1e-40, -1.0])
     model, x = Given(groups), sample_x(3, K)
     enabled = gt.enable(Kernels())
     with torch.no_grad():

@@ -7,7 +7,7 @@ from typing import Any, cast
 from gemm_tuner.arrays.quantise import quantise_weights, read_elements
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.models.quantising import GROUP
+from gemm_tuner.models.quantising import group_of
 from gemm_tuner.models.row import Prepared, Way, Work
 
 _SETTINGS = {
@@ -32,7 +32,7 @@ def _prepare(work: Work) -> Prepared:
     converted.reshape({name: list(one.shape) for name, one in inputs.items()})
     types = OperandTypes.parse(work.precision.types)
     if types.is_weight_only:
-        _compress_weights(converted, types.w, GROUP)
+        _compress_weights(converted, types.w)
     options = {
         **_SETTINGS,
         "INFERENCE_PRECISION_HINT": work.precision.other,  # it would be bf16 where the CPU has it
@@ -47,11 +47,11 @@ def _prepare(work: Work) -> Prepared:
     )
 
 
-def _compress_weights(model: Any, w_type: DType, group: int) -> None:  # noqa: ANN401 - of OpenVINO
+def _compress_weights(model: Any, w_type: DType) -> None:  # noqa: ANN401 - of OpenVINO
     """Give the products of a model weights of integers with scales, as NNCF does.
 
-    Those of 8 bits have a scale for each channel; those of 4, and a zero point, for each group of
-    as many along k, where that divides k.
+    Those of 8 bits have a scale for each channel; those of 4 a scale and a zero point for each of
+    the groups that torchao has, or stay as they are where it has none.
     """
     for one in model.get_ordered_ops():
         weights = one.input_value(1).get_node() if one.get_type_name() == "MatMul" else None
@@ -59,7 +59,13 @@ def _compress_weights(model: Any, w_type: DType, group: int) -> None:  # noqa: A
             continue
         is_transposed = one.get_attributes()["transpose_b"]
         floats = weights.data if is_transposed else weights.data.T
-        scaled = _bytes_of(floats) if w_type is DType.S8 else _four_bits_of(floats, group)
+        group = group_of(*floats.shape)
+        if w_type is DType.S8:
+            scaled = _bytes_of(floats)
+        elif group is None:
+            continue
+        else:
+            scaled = _four_bits_of(floats, group)
         if not is_transposed:
             ops = import_module("openvino.opset8")
             scaled = ops.transpose(scaled, ops.constant([1, 0]))
@@ -77,7 +83,6 @@ def _bytes_of(floats: Any) -> Any:  # noqa: ANN401 - an array (n, k), and a node
 def _four_bits_of(floats: Any, group: int) -> Any:  # noqa: ANN401 - an array (n, k), and a node
     ops, four_bits = import_module("openvino.opset8"), import_module("openvino").Type.u4
     n, k = floats.shape
-    group = group if k % group == 0 else k
     q = quantise_weights(floats, DType.U4.value, group=group)
     assert q.zero_points is not None
     problem = Problem.create(1, n, k, dtype="f32_u4", w_layout=f"nk:g{group}")

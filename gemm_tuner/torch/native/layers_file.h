@@ -90,9 +90,12 @@ inline void open_kernel(const std::string &path, const LayerFacts &layer, Kernel
     const auto says = [&](const std::string &words) {
         return described.find(words) != std::string::npos;
     };
+    const std::string group = layer.group == layer.k ? "k" : std::to_string(layer.group);
     const auto w = static_cast<Weights>(layer.w);
     TORCH_CHECK(says(sizes) && says("\"matmul ") == (w == Weights::nk || w == Weights::kn) &&
                     says("\"attention ") == (w == Weights::keys) &&
+                    (!layer.group || says(":g" + group + " ")) &&
+                    says("_u4_") == type_table[layer.type].has_4_bits() &&
                     packed_bytes() <= static_cast<uint64_t>(layer.packed_bytes) &&
                     static_cast<uint64_t>(kernel.packed_offset) <=
                         static_cast<uint64_t>(layer.packed_bytes) - packed_bytes(),
