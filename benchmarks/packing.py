@@ -57,7 +57,7 @@ typedef struct
     uint64_t size_bytes;
     const void *elements;
     int64_t leading_dimension;
-    const void *scales, *zero_points;
+    const void *scales, *zero_points, *float_zero_points;
 } gemm_tuner_weights;
 
 typedef int32_t (*pack_function)(const gemm_tuner_weights *weights, void *packed_w);

