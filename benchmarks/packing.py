@@ -35,6 +35,7 @@ from gemm_tuner.domain.dtype import OperandTypes
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.memory import address_of, allocate_aligned
+from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime.load import Kernel, load_kernel
 from gemm_tuner.space.catalog import family_named
 
@@ -47,18 +48,10 @@ PAGE_BYTES = 4 << 10
 # Weights, scales and zero points of any type are ordinary numbers, and fit into 4 bits.
 FILL = 15
 
+HEADER = (templates_dir() / "abi" / "gemm_tuner.h").read_text()
 DRIVER = """
-#include <stdint.h>
 #include <string.h>
 #include <time.h>
-
-typedef struct
-{
-    uint64_t size_bytes;
-    const void *elements;
-    int64_t leading_dimension;
-    const void *scales, *zero_points, *float_zero_points;
-} gemm_tuner_weights;
 
 typedef int32_t (*pack_function)(const gemm_tuner_weights *weights, void *packed_w);
 
@@ -166,7 +159,9 @@ def main(words: list[str]) -> int:
     cached = "cached" in words
     words = [word for word in words if word not in {"cached", *(f"{n}x{k}" for n, k in SIZES)}]
     toolchain = find_toolchain()
-    driver = ctypes.CDLL(str(compile_hosted(DRIVER, name="bench-packing", toolchain=toolchain)))
+    driver = ctypes.CDLL(
+        str(compile_hosted(HEADER + DRIVER, name="bench-packing", toolchain=toolchain))
+    )
     driver.time_pack.restype = driver.time_copy.restype = ctypes.c_int64
     slow = 0
     print(f"{'kernel':44} {'MB':>6} {'pack GB/s':>10} {'copy GB/s':>10} {'ratio':>6}")
