@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from gemm_tuner.torch.collecting import collect as collect
     from gemm_tuner.torch.comparing import Comparison as Comparison
     from gemm_tuner.torch.comparing import compare as compare
-    from gemm_tuner.torch.compiling import disable as disable
-    from gemm_tuner.torch.compiling import enable as enable
     from gemm_tuner.torch.debugging import Accuracy as Accuracy
     from gemm_tuner.torch.debugging import debug as debug
+    from gemm_tuner.torch.enabling import disable as disable
+    from gemm_tuner.torch.enabling import enable as enable
     from gemm_tuner.torch.exporting import load_kernels as load_kernels
     from gemm_tuner.torch.freeing import Freed as Freed
     from gemm_tuner.torch.freeing import free_weights as free_weights
@@ -42,8 +42,8 @@ _HOMES = {
     "collect": "gemm_tuner.torch.collecting",
     "Comparison": "gemm_tuner.torch.comparing",
     "compare": "gemm_tuner.torch.comparing",
-    "disable": "gemm_tuner.torch.compiling",
-    "enable": "gemm_tuner.torch.compiling",
+    "disable": "gemm_tuner.torch.enabling",
+    "enable": "gemm_tuner.torch.enabling",
     "Accuracy": "gemm_tuner.torch.debugging",
     "debug": "gemm_tuner.torch.debugging",
     "Freed": "gemm_tuner.torch.freeing",
