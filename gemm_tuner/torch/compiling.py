@@ -36,6 +36,7 @@ from gemm_tuner.torch.activations import (
 from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text, without_old_kernels
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.chains import AnyProduct, OfActivations, chain, steps_of, with_steps
+from gemm_tuner.torch.convolutions import is_faster_than_convolution
 from gemm_tuner.torch.epilogues import steps_after
 from gemm_tuner.torch.exporting import write_kernels
 from gemm_tuner.torch.four_bits import without_whole_slices
@@ -150,7 +151,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         number of a layer follows from the bytes of its kernels. Without, the pass changes nothing.
         The number rises when the code that calls them changes.
         """
-        return "gemm_tuner.torch 5"
+        return "gemm_tuner.torch 6"
 
     def write_kernels(self, folder: str | Path) -> Path:
         """Write the kernels of what was compiled since this was enabled, and the operators.
@@ -264,6 +265,15 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             if found.kernels:
                 layer = self._layer(found, product.name)
                 reasons = [kernel.reason for kernel in found.kernels]
+                if isinstance(product, Product) and product.window and product.has_patches:
+                    adds = any(one.name == "add" for one in steps[:count])
+                    is_faster, why = is_faster_than_convolution(
+                        product.node, product.window, layer, adds=adds
+                    )
+                    reasons.append(why)
+                    if not is_faster:
+                        self._tell(product, fused, [why], is_taken=False, has_lost=True)
+                        return False
                 self._tell(product, fused, [*reasons, *found.reasons, remark], is_taken=True)
                 self._taken[layer.number] = layer
                 if isinstance(product, Attention):

@@ -45,20 +45,12 @@ class FourBits:
 
     def read(self, graph: Graph) -> tuple[Node, Node, Node]:
         """Return the elements (n, k / 2), and the scales and zero points (n, groups)."""
-        elements = torch.ops.gemm_tuner.elements_of_int4.default
-        given, added = (self._of_groups(graph, place) for place in (0, 1))
-        # What is added is divided by the scale, so that this is not too small, as where a group is
-        # of one number: elements times a scale that vanishes beside what is added may have any.
-        beside = new_node(graph, ATEN.mul.Scalar, (self._magnitude(graph, added), _VANISHING))
-        least = new_node(graph, ATEN.add.Scalar, (beside, _TINY))
-        is_less = new_node(graph, ATEN.lt.Tensor, (self._magnitude(graph, given), least))
-        scales = new_node(graph, ATEN.where.self, (is_less, least, given))
-        taken_off = new_node(graph, ATEN.div.Tensor, (added, scales))
-        negative = new_node(graph, ATEN.neg.default, (taken_off,))
+        ours = torch.ops.gemm_tuner
+        of_groups = new_node(graph, ours.groups_of_int4.default, (self.scale_and_added,))
         return (
-            new_node(graph, elements, (self.packed, *self.sizes)),
-            scales,
-            new_node(graph, ATEN.add.Scalar, (negative, float(_MIDDLE))),
+            new_node(graph, ours.elements_of_int4.default, (self.packed, *self.sizes)),
+            new_node(graph, ATEN.select.int, (of_groups, 0, 0)),
+            new_node(graph, ATEN.select.int, (of_groups, 0, 1)),
         )
 
     def plain(self, graph: Graph, _w: Node) -> Node:
@@ -80,14 +72,6 @@ class FourBits:
         floats = new_node(graph, ATEN.reshape.default, (scaled, [n, k]))
         wanted = self.scale_and_added.meta["val"].dtype
         return new_node(graph, PRIMS.convert_element_type.default, (floats, wanted))
-
-    @staticmethod
-    def _magnitude(graph: Graph, node: Node) -> Node:
-        return new_node(graph, ATEN.abs.default, (node,))
-
-    def _of_groups(self, graph: Graph, place: int) -> Node:
-        chosen = new_node(graph, ATEN.select.int, (self.scale_and_added, 2, place))
-        return as_floats(graph, new_node(graph, ATEN.permute.default, (chosen, [1, 0])))
 
 
 def four_bits_of(node: Node) -> FourBits | None:
@@ -148,11 +132,11 @@ def can_be_read() -> bool:
     with _disable_current_modes():
         random = torch.Generator().manual_seed(0)
         elements = torch.randint(16, sizes, generator=random, dtype=torch.int32)
-        found = _elements(_PACK(elements, _INNER_TILES), *sizes)
+        found = elements_of_int4(_PACK(elements, _INNER_TILES), *sizes)
         return bool(torch.equal(found, _in_pairs(elements.to(torch.uint8))))
 
 
-def _elements(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:
+def elements_of_int4(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:
     """Return elements of 4 bits that PyTorch packed in order, two in a byte: (n, k / 2)."""
     whole = n // _PANEL * _PANEL
     panels = [(whole, _PANEL), (n - whole, n - whole)]
@@ -170,9 +154,29 @@ def _shape_of_elements(packed: torch.Tensor, n: int, k: int) -> torch.Tensor:
     return packed.new_empty((n, k // 2))
 
 
-torch.library.custom_op("gemm_tuner::elements_of_int4", _elements, mutates_args=()).register_fake(
-    _shape_of_elements
-)
+def groups_of_int4(scale_and_added: torch.Tensor) -> torch.Tensor:
+    """Return the scales and the zero points of groups: (2, n, groups)."""
+    scales, added = scale_and_added.permute(2, 1, 0).to(torch.float32).unbind()
+    # What is added is divided by the scale, so that this is not too small, as where a group is of
+    # one number: elements times a scale that vanishes beside what is added may have any.
+    least = added.abs() * _VANISHING + _TINY
+    scales = torch.where(scales.abs() < least, least, scales)
+    return torch.stack((scales, _MIDDLE - added / scales))
+
+
+def _shape_of_groups(scale_and_added: torch.Tensor) -> torch.Tensor:
+    groups, n, _two = scale_and_added.shape
+    return scale_and_added.new_empty((2, n, groups), dtype=torch.float32)
+
+
+# Computed once, when weights are frozen.
+for _function, _shape in (
+    (elements_of_int4, _shape_of_elements),
+    (groups_of_int4, _shape_of_groups),
+):
+    torch.library.custom_op(
+        f"gemm_tuner::{_function.__name__}", _function, mutates_args=()
+    ).register_fake(_shape)
 
 
 def _in_pairs(elements: torch.Tensor) -> torch.Tensor:

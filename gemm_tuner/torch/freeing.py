@@ -10,6 +10,7 @@ from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.torch.calls import compiled_in
+from gemm_tuner.torch.integer_weights import is_of_torchao
 from gemm_tuner.torch.packed_linear import PackedLinear, free_layer
 from gemm_tuner.torch.tuned_linear import TunedLinear
 
@@ -100,6 +101,8 @@ def _memory(tensor: Any) -> int | None:  # noqa: ANN401 - a tensor or None
 
 
 def _why_kept(weight: Any, holders: Mapping[int, int]) -> str | None:  # noqa: ANN401 - a tensor
+    if is_of_torchao(weight):
+        return "its weights are integers, which torchao holds"
     memory = _memory(weight)
     if memory is None:
         return "its weights are computed from others, or have no memory"

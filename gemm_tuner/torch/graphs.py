@@ -1,7 +1,8 @@
 """What the nodes of a graph of ATen's operators do, and new nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import getitem
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -66,13 +67,18 @@ def are_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
     )
 
 
-def new_node(graph: Graph, target: Any, arguments: tuple[Any, ...]) -> Node:  # noqa: ANN401
+def new_node(
+    graph: Graph,
+    target: Any,  # noqa: ANN401 - an operator
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any] = MappingProxyType({}),
+) -> Node:
     """Return a node that calls an operator, and knows the type and shape of its result.
 
     Inductor's own pass for quantised models reads these in `tensor_meta`.
     """
-    node = graph.call_function(target, arguments)
-    value = target(*torch.fx.node.map_arg(arguments, lambda one: one.meta["val"]))
+    node = graph.call_function(target, arguments, dict(keywords))
+    value = target(*torch.fx.node.map_arg(arguments, lambda one: one.meta["val"]), **keywords)
     node.meta["val"] = value
     node.meta["tensor_meta"] = _extract_tensor_metadata(value)
     return node

@@ -14,7 +14,7 @@ from gemm_tuner.torch.model_layers import ModelLayer
 from gemm_tuner.torch.model_products import ModelProducts
 from gemm_tuner.torch.operators import OperatorLayer, add_layer
 from gemm_tuner.torch.replacement import install, install_products
-from gemm_tuner.torch.tuned_linear import TunedLinear, restore_layer
+from gemm_tuner.torch.tuned_linear import restore_layer
 from gemm_tuner.torch.tuned_products import TunedProducts, restore_products
 
 
@@ -88,7 +88,8 @@ class LinearKind:
         """Let layers that have kernels call them, or not for now; what they packed stays."""
         if self.way is not None:
             for one in self.layers:
-                one.module.__class__ = TunedLinear if is_on else torch.nn.Linear
+                tuned = one.module._tuned.module_class  # noqa: SLF001 - of this package
+                one.module.__class__ = tuned if is_on else torch.nn.Linear
 
 
 @dataclass(frozen=True, slots=True)

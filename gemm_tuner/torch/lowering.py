@@ -31,6 +31,7 @@ _ARGUMENTS = {
         *(_ARRAY, _ARRAY, "const AtenTensorHandle* const*", "int64_t"),
         *("const double*", "int64_t", "int64_t", _MAYBE),
     ),
+    "patches": (_ARRAY, *("const int64_t*", "int64_t") * 4),
     "matmul": (_ARRAY, _ARRAY, "int64_t", _MAYBE, _MAYBE, "double"),
     "attention": (_ARRAY, _ARRAY, _ARRAY, "int64_t", _MAYBE, "double"),
 }

@@ -10,9 +10,11 @@ from torch.nn.utils import parametrize
 
 from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.torch.calls import Call, compiled_in
+from gemm_tuner.torch.integer_weights import integers_of, is_of_torchao, why_not_read
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.report import LayerReport
 from gemm_tuner.torch.tuned_linear import TunedLinear
+from gemm_tuner.torch.weight_only_linear import WeightOnlyLinear
 
 # They read the weights of the layers in them without calling these.
 _BYPASSING: tuple[Any, ...] = (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention)
@@ -25,8 +27,6 @@ _COMPILED = (
     "it is in a module that torch.compile has compiled, which calls no layer; use "
     "gemm_tuner.torch.enable before it is compiled"
 )
-
-_QUANTISED = "which torchao has quantised; use gemm_tuner.torch.enable before the model is compiled"
 
 Rows = Sequence[int | str]
 
@@ -49,25 +49,31 @@ class ModelLayer:
         """Return the layer to ask for."""
         if self.why_left:
             return None
+        weight = self.module.weight
+        integers = integers_of(weight)
         return WantedLayer(
             n=self.module.out_features,
             k=self.module.in_features,
             rows=self.rows,
-            dtype=TYPES[self.module.weight.dtype],
+            dtype=TYPES[weight.dtype] if integers is None else integers.types,
             epilogue="none" if self.module.bias is None else "bias",
             threads=torch.get_num_threads(),
+            w_layout="nk" if integers is None else integers.w_layout,
             reduction=self.reduction,
         )
 
     @property
     def problem(self) -> str:
         """Return what it computes, in words such as `f32 1,16x3072x768 bias fixed`."""
-        dtype = TYPES.get(self.module.weight.dtype, str(self.module.weight.dtype))
+        weight = self.module.weight
+        integers = integers_of(weight)
+        dtype = integers.types if integers else TYPES.get(weight.dtype, str(weight.dtype))
         shown = ",".join(str(one) for one in self.rows) or "?"
         bias = "" if self.module.bias is None else " bias"
         fixed = "" if self.reduction == "any" else f" {self.reduction}"
         sizes = f"{shown}x{self.module.out_features}x{self.module.in_features}"
-        return f"{dtype} {sizes}{bias}{fixed}"
+        layout = f" {integers.w_layout}" if integers else ""
+        return f"{dtype} {sizes}{layout}{bias}{fixed}"
 
     def report(self, reason: str, *, is_taken: bool) -> LayerReport:
         """Return what became of it."""
@@ -146,17 +152,19 @@ def _why_left(module: Any, rows: Rows, *, is_bypassed: bool) -> str | None:  # n
     if parametrize.is_parametrized(module) or not {"weight", "bias"} <= set(own):
         return "its weights or its bias are computed from others, such as by torch.nn.utils.prune"
     weight = module.weight
+    is_integers = is_of_torchao(weight)
+    why_no_integers = why_not_read(weight) if is_integers else ""
     reasons = {
         "the module around it reads its weights without calling it": is_bypassed,
         f"it is a {type(module).__name__}, which may compute something else": type(module)
-        not in (torch.nn.Linear, TunedLinear),
+        not in (torch.nn.Linear, TunedLinear, WeightOnlyLinear),
         "its forward was replaced by another function": "forward" in vars(module),
         "no call of it was seen with the example inputs; a model that reads its weights itself, "
         "or that is compiled, does not call it": not rows,
-        f"its weights are a {type(weight).__name__}, {_QUANTISED}": (
-            type(weight).__module__.startswith("torchao.")
+        f"its weights are a {type(weight).__name__}, and {why_no_integers}": bool(why_no_integers),
+        f"its weights are a {type(weight).__name__}": (
+            type(weight) is not torch.nn.Parameter and not is_integers
         ),
-        f"its weights are a {type(weight).__name__}": type(weight) is not torch.nn.Parameter,
         "its weights were made in inference mode, where PyTorch does not count their changes": (
             weight.is_inference()
         ),

@@ -72,6 +72,7 @@ _HEADERS = (
     "matmul",
     "attention",
     "packing",
+    "patches",
     "unpacking",
     "frozen",
     "eager",
@@ -163,6 +164,25 @@ class OperatorLayer:
     def step_numbers(self) -> list[int]:
         """Return the steps of its epilogue as the operators number them."""
         return [STEP_NUMBERS[one.text] for one in self.problem.epilogue.steps]
+
+    def takes(self, x: Any, bias: Any, dtype: Any) -> bool:  # noqa: ANN401 - tensors
+        """Return whether kernels compute x of this type with a bias, in some number of rows."""
+        return bool(
+            x.dtype is dtype
+            and x.is_cpu
+            and x.layout is torch.strided
+            and not x.is_nested  # it has no sizes
+            and x.numel()
+            and x.dim()
+            and x.shape[-1] == self.problem.k
+            and self._adds(bias, dtype)
+        )
+
+    def _adds(self, bias: Any, dtype: Any) -> bool:  # noqa: ANN401 - a tensor or None
+        """Return whether kernels add a bias as it is: it may have been changed since."""
+        if not self.problem.epilogue.steps:
+            return bias is None
+        return bias is not None and bias.dtype is dtype and bias.shape == (self.problem.n,)
 
     def kernel_for(self, rows: int) -> PlacedKernel | None:
         """Return the kernel that computes this many rows, as the operators choose it."""

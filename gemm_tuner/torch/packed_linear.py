@@ -42,16 +42,7 @@ class PackedWeights:
 
     def holds(self, x: Any, bias: Any) -> bool:  # noqa: ANN401 - tensors
         """Return whether kernels can compute x with a bias, in whatever number of rows."""
-        return bool(
-            x.dtype is self.dtype
-            and x.is_cpu
-            and x.layout is torch.strided
-            and not x.is_nested  # it has no sizes
-            and x.numel()
-            and x.dim()
-            and x.shape[-1] == self.layer.problem.k
-            and self._adds(bias)
-        )
+        return self.layer.takes(x, bias, self.dtype)
 
     def times(self, x: Any, bias: Any) -> Any:  # noqa: ANN401 - tensors
         """Return the layer's result, in pieces where no kernel computes as many rows.
@@ -76,13 +67,6 @@ class PackedWeights:
         """Return the weights as the parameter that they were."""
         with torch.inference_mode(mode=False):  # or none could train or pack them any more
             return torch.nn.Parameter(self.unpacked(), self.requires_grad)
-
-    def _adds(self, bias: Any) -> bool:  # noqa: ANN401 - a tensor or None
-        """Return whether kernels add a bias as it is: it may have been changed since."""
-        problem = self.layer.problem
-        if not problem.epilogue.steps:
-            return bias is None
-        return bias is not None and bias.dtype is self.dtype and bias.shape == (problem.n,)
 
     def _cuts(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the pieces that kernels compute: the largest first, the last perhaps too short."""

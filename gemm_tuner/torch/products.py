@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from gemm_tuner.torch.convolutions import Window, why_left, window_of
 from gemm_tuner.torch.epilogues import past_views
 from gemm_tuner.torch.four_bits import FourBits, can_be_read, four_bits_of
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, Graph, Node, untransposed
@@ -19,7 +20,7 @@ from gemm_tuner.torch.weight_only import WeightOnly, scaled_after
 # How Dynamo writes the model at the head of a path.
 _ROOT = re.compile(r"^L\['\w+'\]\.?")
 
-_IMAGE_DIMENSIONS, _BATCH_DIMENSIONS = 4, 3
+_BATCH_DIMENSIONS = 3
 _FOLDED = CASTS | SHOWS | {ATEN.clone.default}
 
 
@@ -30,8 +31,9 @@ class Product:
     `node` computes it. The node of the weights is w (n, k), or (k, n) where `is_transposed`. `name`
     is the path of its module, or of those of several that were joined.
 
-    Of a convolution by one element, x is (count, k, height, width) and y (count, n, height, width),
-    both with channels last, so that their elements lie in rows of k and n; w is (n, k, 1, 1).
+    Of a convolution, x is (count, channels, height, width), w (n, channels, height, width), and y
+    (count, n, height, width). Where its `window` is a pixel, x and y have channels last, so that
+    their elements lie in rows of k and n; else the rows of x are patches that are copied first.
 
     A product is left as it is where it says why.
 
@@ -52,11 +54,17 @@ class Product:
     why_left: str = ""
     quantised: Quantised | None = None
     weight_only: WeightOnly | FourBits | None = None
+    window: Window | None = None
 
     @property
     def is_image(self) -> bool:
         """Return whether this is a convolution."""
-        return len(self.x.meta["val"].shape) == _IMAGE_DIMENSIONS
+        return self.window is not None
+
+    @property
+    def has_patches(self) -> bool:
+        """Return whether this is a convolution whose patches are copied."""
+        return self.window is not None and not self.window.is_pixel
 
     @property
     def batch(self) -> Any:  # noqa: ANN401 - a number; of w that is not constant, any
@@ -67,10 +75,10 @@ class Product:
     @property
     def rows(self) -> Any:  # noqa: ANN401 - a number, or one that is known when it runs
         """Return the number of rows of x and y, or of each in a batch."""
-        shape = self.x.meta["val"].shape
+        shape = (self.node if self.is_image else self.x).meta["val"].shape
         if self.batch is not None:
             return shape[1]
-        count, _k, *lengths = shape
+        count, _columns, *lengths = shape
         return count * math.prod(lengths)
 
     @property
@@ -93,7 +101,9 @@ class Product:
         if self.weight_only is not None:
             return self.weight_only.sizes
         shape = self.w.meta["val"].shape
-        first, second = shape[-2:] if self.batch is not None else shape[:2]
+        if self.is_image:
+            return shape[0], math.prod(shape[1:])
+        first, second = shape[-2:] if self.batch is not None else shape
         return (second, first) if self.is_transposed else (first, second)
 
 
@@ -126,16 +136,15 @@ def _of_four_bits(node: Node, constants: frozenset[Node]) -> Product | None:
 
 def _of_floats(node: Node, constants: frozenset[Node]) -> Product | None:
     """Return a product of floats, or of bytes that floats were made of."""
-    name, why_left = module_of(node), ""
+    name, window = module_of(node), None
     if node.target is ATEN.addmm.default and not node.kwargs:
         bias, x, w_t = node.args
         w = untransposed(w_t)
     elif node.target is ATEN.mm.default:
         (x, w_t), bias = node.args, None
         w = untransposed(w_t)
-    elif node.target is ATEN.convolution.default and _is_by_one_element(node):
+    elif node.target is ATEN.convolution.default and (window := window_of(node)) is not None:
         x, w, bias, *_how = node.args
-        why_left = _why_left(node)
     elif node.target in (ATEN.bmm.default, ATEN.baddbmm.default) and not node.kwargs:
         (x, w_t), bias = node.args[-2:], node.args[0] if len(node.args) > 2 else None
         w = untransposed(w_t)
@@ -146,8 +155,10 @@ def _of_floats(node: Node, constants: frozenset[Node]) -> Product | None:
     given = (
         Product(node, name, x, w_t, bias, is_transposed=True)
         if w is None
-        else Product(node, name, x, w, bias, is_transposed=False, why_left=why_left)
+        else Product(node, name, x, w, bias, is_transposed=False, window=window)
     )
+    if window is not None:
+        given = replace(given, why_left=why_left(node, window))
     if not is_constant(given.w, constants):
         return _quantised(given, constants)
     if node.target is ATEN.mm.default:
@@ -211,31 +222,6 @@ def _is_bias_of_batch(bias: Any, node: Node) -> bool:  # noqa: ANN401 - a node, 
     batch, _rows, n = node.meta["val"].shape
     many, rows, columns = (1, 1, *value.shape)[-_BATCH_DIMENSIONS:]
     return many in (1, batch) and rows == 1 and columns == n
-
-
-def _is_by_one_element(node: Node) -> bool:
-    """Return whether a convolution is by weights of (n, k, 1, 1)."""
-    w, is_turned = node.args[1].meta.get("val"), node.args[6]
-    return w is not None and tuple(w.shape[2:]) == (1, 1) and not is_turned
-
-
-def _why_left(node: Node) -> str:
-    """Return why a convolution by one element cannot be computed as a product, if so."""
-    x, _w, _bias, stride, padding, _dilation, _is_turned, _more, groups = node.args
-    for what, given, plain in (("stride", stride, 1), ("padding", padding, 0)):
-        if any(one != plain for one in given):
-            return f"its {what} is {list(given)}; only one of {plain} is a product of rows."
-    if groups != 1:
-        return f"its channels are in {groups} groups; only one of 1 group is a product of rows."
-    arrays = [one.meta["val"] for one in (x, node)]
-    if any(isinstance(one, torch.SymInt) for array in arrays for one in array.shape[1:]):
-        return "its height and width are known when it runs."
-    if not all(one.is_contiguous(memory_format=torch.channels_last) for one in arrays):
-        return (
-            "x is not of channels last, so its rows would have to be copied; compile "
-            "model.to(memory_format=torch.channels_last), for such an x."
-        )
-    return ""
 
 
 def are_of_one_type(values: Sequence[Any]) -> bool:

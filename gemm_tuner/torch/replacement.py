@@ -21,8 +21,9 @@ from gemm_tuner.layers.sources import (
     tune_or_tell,
 )
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
-from gemm_tuner.torch.asking import problem_text
+from gemm_tuner.torch.asking import problem_text, without_old_kernels
 from gemm_tuner.torch.calls import calls_of
+from gemm_tuner.torch.integer_weights import is_of_torchao
 from gemm_tuner.torch.model_layers import ModelLayer, Rows, model_layers
 from gemm_tuner.torch.model_products import ModelProducts, Seeing
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
@@ -30,11 +31,11 @@ from gemm_tuner.torch.packed_linear import hold_all_weights
 from gemm_tuner.torch.report import LayerReport, Report
 from gemm_tuner.torch.tuned_linear import (
     PackedLayer,
-    TunedLinear,
     refresh_layer,
     restore_layer,
 )
 from gemm_tuner.torch.tuned_products import TunedProducts, install_copying, restore_products
+from gemm_tuner.torch.weight_only_linear import PackedIntegers
 
 _LOG = logging.getLogger(__name__)
 
@@ -136,8 +137,10 @@ def refresh(model: Any) -> None:  # noqa: ANN401 - a module
 
 def install(one: ModelLayer, wanted: WantedLayer, layer: OperatorLayer, source: Source) -> None:
     """Let a layer of a model call kernels."""
-    one.module.__class__ = TunedLinear
-    one.module.__dict__["_tuned"] = PackedLayer(wanted, source.text, layer)
+    is_of_integers = is_of_torchao(one.module.weight)
+    kind = PackedIntegers if is_of_integers else PackedLayer
+    one.module.__class__ = kind.module_class
+    one.module.__dict__["_tuned"] = kind(wanted, source.text, layer)
 
 
 def install_products(
@@ -153,7 +156,7 @@ def install_products(
 def _find(source: Source, wanted: WantedLayer, budget_s: float | None) -> FoundLayer:
     """Return the kernels for a layer, tuned first if there is a budget, or why there are none."""
     failure = "" if budget_s is None else tune_or_tell(source, wanted, budget_s)
-    found = find_or_tell(source, wanted)
+    found = without_old_kernels(find_or_tell(source, wanted))
     reasons = (failure, *found.reasons) if failure else found.reasons
     return dataclasses.replace(found, reasons=reasons)
 

@@ -54,13 +54,13 @@ def _product(
     arguments: list[object]
     if quantised is None and (short := _bias_and_other(graph, product, steps)) is not None:
         bias, other = short
-        x = _rows(graph, product, product.x) if product.is_image else product.x
+        x = _rows_of_x(graph, product)
         arguments = [x, packed, bias, layer.number]
         if other is not None or rest:
             arguments.append(other)
         return new_node(graph, ops.linear.default, (*arguments, *rest))
     operands = _operands(graph, product, steps)
-    x = product.x if quantised is None else quantised.x.placed(graph)
+    x = _rows_of_x(graph, product) if quantised is None else quantised.x.placed(graph)
     arrays = [one if isinstance(one, torch.fx.Node) else None for one in operands]
     numbers = [0.0 if isinstance(one, torch.fx.Node) else float(one) for one in operands]
     arguments = [x, packed, arrays, numbers, layer.number]
@@ -101,6 +101,8 @@ def _operands(graph: Graph, product: Product, steps: Sequence[Step]) -> list[Num
 def weights(graph: Graph, product: Product, w: Node) -> Node:
     """Return the weights (n, k) of a product, of a node like that of its own."""
     if product.is_image:
+        if product.has_patches:  # whose channels lie side by side
+            w = new_node(graph, ATEN.permute.default, (w, [0, 2, 3, 1]))
         return new_node(graph, ATEN.reshape.default, (w, list(product.sizes)))
     order = [1, 0] if product.batch is None else [0, 2, 1]
     return new_node(graph, ATEN.permute.default, (w, order)) if product.is_transposed else w
@@ -116,6 +118,15 @@ def _bias(graph: Graph, product: Product) -> Node | None:
     return new_node(graph, ATEN.reshape.default, (product.bias, shape))
 
 
+def _rows_of_x(graph: Graph, product: Product) -> Node:
+    window = product.window
+    if window is None:
+        return product.x
+    if window.is_pixel:
+        return _rows(graph, product, product.x)
+    return new_node(graph, torch.ops.gemm_tuner.patches.default, (product.x, *window.arguments))
+
+
 def _rows(graph: Graph, product: Product, node: Node) -> Node:
     """Return an array as a matrix, or a batch: one of channels last keeps its place in memory."""
     if product.is_image:
@@ -126,6 +137,11 @@ def _rows(graph: Graph, product: Product, node: Node) -> Node:
 
 
 def _image(graph: Graph, product: Product, y: Node) -> Node:
-    _count, n, height, width = product.node.meta["val"].shape
+    value = product.node.meta["val"]
+    _count, n, height, width = value.shape
     y = new_node(graph, ATEN.reshape.default, (y, [-1, height, width, n]))
-    return new_node(graph, ATEN.permute.default, (y, [0, 3, 1, 2]))
+    y = new_node(graph, ATEN.permute.default, (y, [0, 3, 1, 2]))
+    if value.is_contiguous(memory_format=torch.channels_last):
+        return y
+    how = {"memory_format": torch.contiguous_format}
+    return new_node(graph, ATEN.clone.default, (y,), how)

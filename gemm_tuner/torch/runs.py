@@ -126,8 +126,15 @@ class Runs:
             packed = tuned.packed and tuned.packed.result
             placed = tuned.layer and tuned.layer.kernel_for(args.m)
             if packed and placed and packed[0].data_ptr() + placed.packed_offset == args.packed_w:
-                w = [np.asarray(as_array("w", module.weight.detach().contiguous()))]
-                return KnownLayer(name=name, layer=tuned.layer, w=w)
+                elements, *groups = tuned.elements_of(module.weight)
+                scales, zero_points = (*groups, None, None)[:2]
+                return KnownLayer(
+                    name=name,
+                    layer=tuned.layer,
+                    w=[_array(elements)],
+                    scales=None if scales is None else _array(scales),
+                    zero_points=None if zero_points is None else _array(zero_points),
+                )
         for tuned in self.products:
             if tuned.layers and number in tuned.layers:
                 return KnownLayer(name=tuned.name, layer=tuned.layers[number], w=[])
@@ -204,3 +211,7 @@ class Runs:
         """Let what was compiled be compiled again."""
         if self.is_compiled:
             torch._dynamo.reset()  # noqa: SLF001 - so called
+
+
+def _array(tensor: Any) -> NDArray[Any]:  # noqa: ANN401 - of PyTorch
+    return np.asarray(as_array("w", tensor))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch._compile import (
@@ -154,11 +154,11 @@ def _follow_optimizers() -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Packed:
+class Packed:
     """Packed weights with the number of their layer, or None if they cannot be packed."""
 
-    at: tuple[int, int, Any, int | None]  # version, address, strides and writing of the weights
-    memory: int
+    at: tuple[Any, ...]  # version, address, strides and writing of the weights
+    memory: int  # where an optimizer may write to them, 0 if none does
     weights: Any  # as they were packed: while they are held, nothing else gets their address
     result: tuple[Any, int] | None
 
@@ -167,11 +167,13 @@ class _Packed:
 class PackedLayer:
     """The kernels of one layer, and the weights packed for them."""
 
+    module_class: ClassVar[Any] = TunedLinear
+
     wanted: WantedLayer
     source: str | None  # where a copy in another process asks; None for nowhere
     layer: OperatorLayer | None = None
     is_looked_up: bool = True
-    packed: _Packed | None = None
+    packed: Packed | None = None
 
     # Inputs of fewer or more elements have a number of rows that no kernel is for.
     least: float = field(init=False, default=0)
@@ -183,11 +185,11 @@ class PackedLayer:
 
     def __deepcopy__(self, _memo: object) -> "PackedLayer":
         """Return the same kernels for other weights, which are packed when they are used."""
-        return PackedLayer(self.wanted, self.source, self.layer, self.is_looked_up)
+        return type(self)(self.wanted, self.source, self.layer, self.is_looked_up)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return what asks for the kernels again in the process where it is unpickled."""
-        return PackedLayer, (self.wanted, self.source, None, self.source is None)
+        return type(self), (self.wanted, self.source, None, self.source is None)
 
     def packed_now(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
         """Return the weights packed, again if they changed since, and the number of the layer."""
@@ -204,7 +206,7 @@ class PackedLayer:
             return None
         # What is written from here on, also by another thread, is noted or raises the version.
         at = (version, address, strides, _WRITES.setdefault(memory, 0))
-        self.packed = packed = _Packed(at, memory, weight.detach(), self._pack(weight))
+        self.packed = packed = Packed(at, memory, weight.detach(), self._pack(weight))
         return packed.result
 
     @property
@@ -232,10 +234,18 @@ class PackedLayer:
             )
         return functional.linear(x, weight, bias)
 
-    def _pack(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
+    def elements_of(self, weight: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a tensor
+        """Return the weights of a layer (n, k) as kernels read them: w, scales, zero points."""
+        return (weight.detach().contiguous(),)
+
+    def looked_up(self) -> OperatorLayer | None:
+        """Return the kernels, which a copy in another process asks for at its first call."""
         if not self.is_looked_up:
             self._look_up()
-        layer = self.layer
+        return self.layer
+
+    def _pack(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
+        layer = self.looked_up()
         if (
             layer is None
             or type(weight) is not torch.nn.Parameter
@@ -289,7 +299,7 @@ def restore_layer(module: Any) -> None:  # noqa: ANN401 - a module
     if not isinstance(module, TunedLinear):
         return
     kind = type(module)
-    if kind is TunedLinear:
+    if kind is module._tuned.module_class:  # noqa: SLF001 - of this module
         module.__class__ = torch.nn.Linear
     else:
         # PyTorch makes a class for each layer that it parametrizes, from the class that it had.

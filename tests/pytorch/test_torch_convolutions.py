@@ -1,4 +1,4 @@
-"""Convolutions by one element that call kernels; skipped where PyTorch is not installed."""
+"""Convolutions that call kernels; skipped where PyTorch is not installed."""
 
 from typing import Any
 
@@ -11,6 +11,9 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import LINEAR, K, N, check, operator_calls, passed, sample_x  # noqa: E402
+
+from gemm_tuner.torch import compiling, convolutions  # noqa: E402
+from gemm_tuner.torch.operators import library  # noqa: E402
 
 SHAPE = (2, K, 3, 5)
 
@@ -52,10 +55,10 @@ def test_a_convolution_by_one_element_is_a_product(compute: Any, asked: str, dty
     ("convolution", "x", "told"),
     [
         (torch.nn.Conv2d(K, N, 1), sample_x(*SHAPE), "not of channels last"),
-        (torch.nn.Conv2d(K, N, 1, stride=2), _image(), r"stride is [2, 2]"),
-        (torch.nn.Conv2d(K, N, 1, padding=1), _image(), r"padding is [1, 1]"),
         (torch.nn.Conv2d(K, K, 1, groups=2), _image(), "2 groups"),
-        (torch.nn.Conv2d(K, N, 3), _image(), ""),
+        (torch.nn.Conv2d(K, N, 3), _image(), "for 17 channels of y"),
+        (torch.nn.Conv2d(K, 128, 3), sample_x(*SHAPE), "not of channels last"),
+        (torch.nn.Conv3d(K, N, 1), sample_x(2, K, 3, 5, 2), ""),
         (torch.nn.ConvTranspose2d(K, N, 1), _image(), ""),
         (torch.nn.Conv1d(K, N, 1), sample_x(2, K, 5), ""),
         (torch.nn.Conv2d(K, N, 1).double(), _image("float64"), ""),
@@ -103,4 +106,159 @@ def test_images_are_compiled_for_any_batch() -> None:
             check(compiled(x), model(x))
             assert compiled(x).stride() == model(x).stride()
         assert operator_calls(compiled, x) == {LINEAR: 2}
-    assert [one.problem.split()[-1] for one in enabled.report] == ["bias+relu+add", "bias"]
+    first, *others = enabled.report
+    assert "for 24 channels of y" in first.reason
+    assert [one.problem.split()[-1] for one in others] == ["bias+relu+add", "bias"]
+
+
+WIDE = 128  # channels of y, from which on patches that overlap are copied
+PATCHES = "gemm_tuner::patches"
+
+
+def _judge(monkeypatch: pytest.MonkeyPatch, *, is_faster: bool) -> None:
+    """Let a product of patches be faster than the convolution, or not, without timing them."""
+    monkeypatch.setattr(
+        compiling, "is_faster_than_convolution", lambda *_given, **_adds: (is_faster, "judged.")
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("how", "is_last"),
+    [
+        ({"kernel_size": 3, "padding": 1}, True),
+        ({"kernel_size": 3, "padding": 1, "stride": 2, "bias": False}, True),
+        ({"kernel_size": (2, 3), "padding": (0, 4), "dilation": (1, 2)}, True),
+        ({"kernel_size": 3, "padding": "same", "dilation": 2}, True),
+        ({"kernel_size": 1, "stride": 2}, True),
+        ({"kernel_size": 1, "stride": 2}, False),
+        ({"kernel_size": (3, 2), "stride": (3, 2)}, False),
+        ({"kernel_size": 1, "padding": 1}, True),
+    ],
+)
+def test_patches_of_an_image_are_the_rows_of_a_product(
+    how: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch, *, is_last: bool
+) -> None:
+    _judge(monkeypatch, is_faster=True)
+    conv = torch.nn.Conv2d(K, WIDE, **how).to(getattr(torch, dtype))
+    x, source = _image(dtype) if is_last else sample_x(*SHAPE, dtype=dtype), Kernels()
+    enabled = gt.enable(source)
+    with torch.no_grad():
+        graph = passed(enabled, lambda x: torch.relu(conv(x)), x)
+        for bad in (0.0, float("nan"), float("inf")):
+            x[1, 2, 0, 3] += bad
+            y, expected = graph(x), torch.relu(conv(x))
+            check(y, expected, equal_nan=True)
+            assert y.stride() == expected.stride()
+    calls = operator_calls(graph, x)
+    assert (calls[LINEAR], calls[PATCHES]) == (1, 1)
+    [wanted] = source.asked
+    assert wanted.rows == (expected.numel() // WIDE,)
+    assert wanted.k == conv.weight[0].numel()
+    assert wanted.epilogue == ("bias+relu" if conv.bias is not None else "relu")
+    assert "judged." in enabled.report[0].reason
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+def test_a_block_of_convolutions_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, *, cpp_wrapper: bool
+) -> None:
+    _judge(monkeypatch, is_faster=True)
+
+    class Block(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.patch = torch.nn.Conv2d(3, WIDE, 2, stride=2)
+            self.wide = torch.nn.Conv2d(WIDE, WIDE, 3, padding=1)
+            self.narrow = torch.nn.Conv2d(WIDE, WIDE, 1)
+            self.beside = torch.nn.Conv2d(WIDE, WIDE, 1, stride=2)
+            self.down = torch.nn.Conv2d(WIDE, WIDE, 3, padding=1, stride=2)
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+            x = self.patch(x)
+            x = x + self.narrow(torch.relu(self.wide(x)))
+            return torch.relu(self.down(x) + self.beside(x)).flatten(1)
+
+    model = Block().eval().to(memory_format=torch.channels_last)
+    source = Kernels(rows=("1..512",))
+    gt.enable(source, dynamic_rows=["1..512"])
+    with torch.no_grad(), torch._inductor.config.patch(cpp_wrapper=cpp_wrapper):
+        compiled = torch.compile(model)
+        for count in (2, 4, 70):  # the last by PyTorch's operators
+            x = sample_x(count, 3, 6, 10).to(memory_format=torch.channels_last)
+            torch._dynamo.mark_dynamic(x, 0)
+            check(compiled(x), model(x))
+    epilogues = [one.epilogue for one in source.asked]
+    assert {"bias", "bias+relu", "bias+add"} <= set(epilogues)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_product_of_patches_is_timed_beside_the_convolution(
+    *, is_last: bool, adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolutions, "_KNOWN", {})
+    conv = torch.nn.Conv2d(K, WIDE, 2, stride=2, bias=is_last)
+    x = _image() if is_last else sample_x(*SHAPE)
+    seen = []
+    timed = convolutions.is_faster_than_convolution
+
+    def see(*given: Any, **keywords: Any) -> tuple[bool, str]:  # noqa: ANN401
+        seen.append(timed(*given, **keywords))
+        assert timed(*given, **keywords) == seen[-1]  # which is remembered
+        return seen[-1]
+
+    monkeypatch.setattr(compiling, "is_faster_than_convolution", see)
+    enabled = gt.enable(Kernels())
+    with torch.no_grad():
+        other = torch.ones_like(conv(x))
+        graph = passed(enabled, lambda x: conv(x) + other if adds else conv(x), x)
+        check(graph(x), conv(x) + other if adds else conv(x))
+    [(is_faster, told)] = seen
+    [(times)] = convolutions._KNOWN.values()
+    assert is_faster is (times.speedup >= 1.03)
+    assert "PyTorch's convolution took" in told
+    assert [(one.is_taken, told in one.reason) for one in enabled.report] == [(is_faster, True)]
+    assert (PATCHES in operator_calls(graph, x)) is is_faster
+
+
+def test_a_convolution_that_is_faster_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _judge(monkeypatch, is_faster=False)
+    conv, x = torch.nn.Conv2d(K, WIDE, 3), _image()
+    enabled = gt.enable(Kernels())
+    with torch.no_grad():
+        graph = passed(enabled, conv, x)
+        assert torch.equal(graph(x), conv(x))
+    assert [(one.is_taken, one.reason) for one in enabled.report] == [(False, "judged.")]
+    assert not [one for one in caplog.records if one.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("x", "how", "told"),
+    [
+        (torch.ones(2, 3, 4), ([1, 1], [1, 1], [0, 0], [1, 1]), "count, k, height, width"),
+        (torch.ones(1, 2, 3, 4), ([1], [1, 1], [0, 0], [1, 1]), "height and width each"),
+        (torch.ones(1, 2, 3, 4), ([0, 1], [1, 1], [0, 0], [1, 1]), "must be positive"),
+        (torch.ones(1, 2, 3, 4), ([1, 1], [1, 0], [0, 0], [1, 1]), "must be positive"),
+        (torch.ones(1, 2, 3, 4), ([1, 1], [1, 1], [-1, 0], [1, 1]), "must be positive"),
+        (torch.ones(1, 2, 3, 4), ([4, 1], [1, 1], [0, 0], [1, 1]), "does not fit"),
+        (torch.ones(1, 2, 3, 4), ([2**62, 1], [1, 1], [2**62, 0], [1, 1]), "does not fit"),
+    ],
+)
+def test_patches_that_are_none_are_refused(x: Any, how: Any, told: str) -> None:  # noqa: ANN401
+    library()
+    with pytest.raises(RuntimeError, match=told):
+        torch.ops.gemm_tuner.patches(x, *how)
+
+
+def test_patches_pass_the_checks_of_pytorch() -> None:
+    library()
+    operator = torch.ops.gemm_tuner.patches.default
+    for x in (_image(), sample_x(*SHAPE), _image("bfloat16")[:, :, ::2], _image()[:0]):
+        torch.library.opcheck(operator, (x, [2, 3], [1, 2], [1, 1], [1, 1]))
+    recorded = _image().requires_grad_()
+    with pytest.raises(NotImplementedError, match="derivative"):
+        operator(recorded, [1, 1], [1, 1], [0, 0], [1, 1])

@@ -9,6 +9,7 @@
  *                                                             -> y, of a kernel or of at::linear
  *   gemm_tuner::matmul_or_plain(x, w, layers, is_bmm), attention_or_plain(q, k, v, layers, ...)
  *                                                             -> y, of a kernel or of PyTorch's own
+ *   gemm_tuner::patches(x, kernel, stride, padding, dilation) -> rows, of an image's patches
  *   gemm_tuner::matmul(x, w, layer, bias, other, scale)       -> y, of x and w that come with the call
  *   gemm_tuner::attention(q, k, v, layer, mask, scale)        -> y, of scores that are not kept
  *
@@ -91,6 +92,7 @@ using at::Tensor;
 #include "matmul.h"
 #include "attention.h"
 #include "packing.h"
+#include "patches.h"
 #include "unpacking.h"
 #include "frozen.h"
 
@@ -384,6 +386,16 @@ Tensor attention_autograd(const Tensor &q, const Tensor &k, const Tensor &v, int
     return op.call(q, k, v, number, mask, scale);
 }
 
+Tensor patches_autograd(const Tensor &x, at::IntArrayRef kernel, at::IntArrayRef stride,
+                        at::IntArrayRef padding, at::IntArrayRef dilation) {
+    check_not_recorded(x);
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("gemm_tuner::patches", "")
+                               .typed<decltype(patches)>();
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.call(x, kernel, stride, padding, dilation);
+}
+
 Tensor pack_autograd(const Tensor &w, int64_t size_bytes, int64_t number,
                      const std::optional<Tensor> &scales,
                      const std::optional<Tensor> &zero_points) {
@@ -441,6 +453,9 @@ TORCH_LIBRARY(gemm_tuner, library) {
     library.def("linear(Tensor x, Tensor packed, Tensor? bias, int layer, Tensor? other=None, "
                 "Tensor? w=None) -> Tensor",
                 {at::Tag::pt2_compliant_tag});
+    library.def("patches(Tensor x, int[] kernel, int[] stride, int[] padding, int[] dilation) "
+                "-> Tensor",
+                {at::Tag::pt2_compliant_tag});
     library.def("fused_linear(Tensor x, Tensor packed, Tensor?[] operands, float[] numbers, "
                 "int layer, Tensor? w=None) -> Tensor",
                 {at::Tag::pt2_compliant_tag});
@@ -474,6 +489,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
     library.impl("unpack", unpack);
     library.impl("linear", linear);
     library.impl("fused_linear", fused_linear);
+    library.impl("patches", patches);
     library.impl("matmul", matmul);
     library.impl("attention", attention);
 }
@@ -482,6 +498,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Meta, library) {
     library.impl("pack", OnMeta<pack_meta>::call);
     library.impl("linear", OnMeta<linear_meta>::call);
     library.impl("fused_linear", OnMeta<fused_linear_meta>::call);
+    library.impl("patches", patches_meta);
     library.impl("matmul", OnMeta<matmul_meta>::call);
     library.impl("attention", OnMeta<attention_meta>::call);
 }
@@ -490,6 +507,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
     library.impl("pack", pack_autograd);
     library.impl("linear", linear_autograd);
     library.impl("fused_linear", fused_linear_autograd);
+    library.impl("patches", patches_autograd);
     library.impl("matmul", matmul_autograd);
     library.impl("attention", attention_autograd);
 }

@@ -53,6 +53,20 @@ aoti_torch_cpu_gemm_tuner_fused_linear(AtenTensorHandle x, AtenTensorHandle pack
 }
 
 extern "C" __attribute__((visibility("default"))) AOTITorchError
+aoti_torch_cpu_gemm_tuner_patches(AtenTensorHandle x, const int64_t *kernel, int64_t kernel_count,
+                                  const int64_t *stride, int64_t stride_count,
+                                  const int64_t *padding, int64_t padding_count,
+                                  const int64_t *dilation, int64_t dilation_count,
+                                  AtenTensorHandle *rows) {
+    return give(rows, [&] {
+        return patches(given_array(x), {kernel, static_cast<size_t>(kernel_count)},
+                       {stride, static_cast<size_t>(stride_count)},
+                       {padding, static_cast<size_t>(padding_count)},
+                       {dilation, static_cast<size_t>(dilation_count)});
+    });
+}
+
+extern "C" __attribute__((visibility("default"))) AOTITorchError
 aoti_torch_cpu_gemm_tuner_matmul(AtenTensorHandle x, AtenTensorHandle w, int64_t layer,
                                  const AtenTensorHandle *bias, const AtenTensorHandle *other,
                                  double scale, AtenTensorHandle *y) {
