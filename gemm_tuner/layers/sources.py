@@ -305,7 +305,7 @@ def found_layer(
         kernels=tuple(kernels.values()),
         reasons=tuple(dict.fromkeys(one.reason for one in others)),
         regime=regime,
-        was_timed=any(one.compared_with for one in others),
+        fastest=tuple(dict.fromkeys(one.compared_with.name for one in others if one.compared_with)),
     )
 
 

@@ -92,13 +92,18 @@ class FoundLayer:
 
     `times` are those of a call for each of the rows, in `regime`: of its kernel, or where there is
     none, of the fastest library. None was not measured; all are left out by a source without times.
-    Of one that `was_timed`, a kernel was compared with a library, whatever came out. `saved_ns` is
-    the least time that the kernels save of a call, None where it is not known.
+    `fastest` names the libraries that won where there is no kernel. `saved_ns` is the least time
+    that the kernels save of a call, None where it is not known.
     """
 
     kernels: tuple[Kernel, ...]
     reasons: tuple[str, ...]
     regime: Regime | None = None
     times: tuple[CallTime | None, ...] = ()
-    was_timed: bool = False
+    fastest: tuple[str, ...] = ()
     saved_ns: float | None = None
+
+    @property
+    def was_timed(self) -> bool:
+        """Return whether a kernel was compared with a library that won."""
+        return bool(self.fastest)

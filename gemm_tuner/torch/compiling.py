@@ -37,7 +37,7 @@ from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text, without_
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
 from gemm_tuner.torch.chains import AnyProduct, OfActivations, chain, steps_of, with_steps
 from gemm_tuner.torch.convolutions import is_faster_than_convolution
-from gemm_tuner.torch.epilogues import steps_after
+from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
 from gemm_tuner.torch.four_bits import without_whole_slices
 from gemm_tuner.torch.graphs import ATTENTION, FAST_PATHS, Graph, Node, is_recorded
@@ -50,6 +50,7 @@ from gemm_tuner.torch.joining import (
     sizes_of,
     unlike,
 )
+from gemm_tuner.torch.onednn_linear import BY_ONEDNN, compute_by_onednn, is_left_to_mkl
 from gemm_tuner.torch.operators import OperatorLayer, add_layer
 from gemm_tuner.torch.products import (
     Product,
@@ -258,37 +259,58 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             self._tell(product, whole, [why_left], is_taken=False)
             return False
         reasons: list[str] = []
-        has_lost = False
+        fastest: set[str] = set()
         for count in range(len(steps), -1, -1):
             fused = with_steps(wanted, product, steps[:count])
             found = self._find(fused, is_first=count == len(steps))
             if found.kernels:
                 layer = self._layer(found, product.name)
-                reasons = [kernel.reason for kernel in found.kernels]
-                if isinstance(product, Product) and product.window and product.has_patches:
-                    adds = any(one.name == "add" for one in steps[:count])
-                    is_faster, why = is_faster_than_convolution(
-                        product.node, product.window, layer, adds=adds
-                    )
-                    reasons.append(why)
-                    if not is_faster:
-                        self._tell(product, fused, [why], is_taken=False, has_lost=True)
-                        return False
-                self._tell(product, fused, [*reasons, *found.reasons, remark], is_taken=True)
+                is_slower, why = self._is_slower(product, layer, steps[:count])
+                reasons = [] if is_slower else [kernel.reason for kernel in found.kernels]
+                reasons += [*found.reasons, why, remark]
+                self._tell(product, fused, reasons, is_taken=not is_slower, has_lost=is_slower)
+                if is_slower:
+                    return False
                 self._taken[layer.number] = layer
-                if isinstance(product, Attention):
-                    insert_attention(graph, product, layer.number)
-                elif isinstance(product, Activations):
-                    insert_matmul(graph, product, layer.number, steps[:count])
-                else:
-                    is_whole = layer.holds(*bounds)
-                    insert(graph, product, layer, steps[:count], is_whole=is_whole)
+                self._insert(graph, product, layer, steps[:count], is_whole=layer.holds(*bounds))
                 return True
             reasons += found.reasons
-            has_lost |= found.was_timed
+            fastest |= set(found.fastest)
+        is_by_onednn = isinstance(product, Product) and is_left_to_mkl(product, fastest)
+        reasons += [remark, BY_ONEDNN if is_by_onednn else ""]
         whole = with_steps(wanted, product, steps)
-        self._tell(product, whole, [*reasons, remark], is_taken=False, has_lost=has_lost)
-        return False
+        self._tell(product, whole, reasons, is_taken=False, has_lost=bool(fastest))
+        if isinstance(product, Product) and is_by_onednn:
+            compute_by_onednn(graph, product)
+        return is_by_onednn
+
+    @staticmethod
+    def _insert(
+        graph: Graph,
+        product: AnyProduct,
+        layer: OperatorLayer,
+        steps: Sequence[Step],
+        *,
+        is_whole: bool,
+    ) -> None:
+        if isinstance(product, Attention):
+            insert_attention(graph, product, layer.number)
+        elif isinstance(product, Activations):
+            insert_matmul(graph, product, layer.number, steps)
+        else:
+            insert(graph, product, layer, steps, is_whole=is_whole)
+
+    @staticmethod
+    def _is_slower(
+        product: AnyProduct, layer: OperatorLayer, steps: Sequence[Step]
+    ) -> tuple[bool, str]:
+        """Return whether a convolution is faster than its patches with a kernel, and why."""
+        window = product.window if isinstance(product, Product) else None
+        if window is None or window.is_pixel:
+            return False, ""
+        adds = any(one.name == "add" for one in steps)
+        is_faster, why = is_faster_than_convolution(product.node, window, layer, adds=adds)
+        return not is_faster, why
 
     def _layer(self, found: FoundLayer, name: str) -> OperatorLayer:
         if self._watched is None:

@@ -20,6 +20,7 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 
+from gemm_tuner.torch import compiling  # noqa: E402
 from gemm_tuner.torch.exporting import write_kernels  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -74,13 +75,25 @@ class _OfBytes(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is
         return torch.nn.functional.linear(x, w)
 
 
+class _Patches(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """Rows as images, whose patches are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = torch.nn.Conv2d(2, K // 2, (3, 2), stride=(3, 2))
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - a tensor
+        return self.patches(x.view(ROWS, 2, 3, 4)).flatten(1)
+
+
 def _model() -> Any:  # noqa: ANN401 - a module
     # It has the operators of quantised models, and imports Inductor, which warns.
     import torch.ao.quantization.fx._decomposed  # noqa: PLC0415
 
     torch.manual_seed(3)
     layers = torch.nn.Linear(K, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, N)
-    return torch.nn.Sequential(_OfBytes(), _Grouped(), _Attention(), _Heads(), *layers).eval()
+    parts = _OfBytes(), _Grouped(), _Patches(), _Attention(), _Heads()
+    return torch.nn.Sequential(*parts, *layers).eval()
 
 
 def _x() -> Any:  # noqa: ANN401 - a tensor
@@ -113,11 +126,12 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def _compile(path: Path, kernels: Path) -> Path:
     """Compile a model ahead of time, and return the operators beside its kernels."""
     tuned = gt.enable(Kernels())
-    with torch.no_grad():
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "is_faster_than_convolution", lambda *_given, **_adds: (True, ""))
         exported = torch.export.export(_model(), (_x(),))
         with torch._inductor.config.patch(COMPILED_ONCE):
             torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
-    assert [one.is_taken for one in tuned.report] == [True] * 7
+    assert [one.is_taken for one in tuned.report] == [True] * 8
     library: Path = tuned.write_kernels(kernels)
     gt.disable()
     return library
@@ -181,6 +195,7 @@ def test_another_process_of_python_runs_it(package: tuple[Path, Path], tmp_path:
     assert {one for one in names if one.startswith("gemm-tuner ")} == {
         f"gemm-tuner u8_s8_s32_f32 {of_bytes} (m = {ROWS}, 0.006912 MFLOP, 0.001296 MB)",
         f"gemm-tuner 2 of f32 {ROWS}x12x12 nk none (m = {ROWS}, 0.003456 MFLOP, 0.002304 MB)",
+        "gemm-tuner f32 12x12x12 nk bias (m = 12, 0.003456 MFLOP, 0.001728 MB)",  # of patches
         f"gemm-tuner matmul f32 {ROWS}x{ROWS}x{K} nk scale (m = {ROWS}, {own})",
         f"gemm-tuner matmul f32 {ROWS}x{K}x{ROWS} kn none (m = {ROWS}, {own})",
         f"gemm-tuner 2 of {attention} scale+causal (m = {ROWS}, 0.003456 MFLOP, 0.002304 MB)",

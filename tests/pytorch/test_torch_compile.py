@@ -4,6 +4,7 @@ import copy
 import io
 import logging
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -32,6 +33,9 @@ from torch_samples import (  # noqa: E402
 )
 
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.machine.detect import detect_cpu  # noqa: E402
+from gemm_tuner.torch import onednn_linear  # noqa: E402
+from gemm_tuner.torch.onednn_linear import BY_ONEDNN  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -132,7 +136,8 @@ def test_a_layer_that_lost_its_race_is_no_warning(
         def find(self, wanted: WantedLayer) -> FoundLayer:
             is_whole = wanted.epilogue.endswith("+relu")
             reason = "the baseline is to be used." if is_whole else "nothing was tuned."
-            return FoundLayer(kernels=(), reasons=(reason,), was_timed=is_whole and was_timed)
+            fastest = ("mkl",) if is_whole and was_timed else ()
+            return FoundLayer(kernels=(), reasons=(reason,), fastest=fastest)
 
     model, x = torch.nn.Sequential(torch.nn.Linear(K, N), torch.nn.ReLU()).eval(), sample_x()
     tuned = gt.enable(Losing())
@@ -141,6 +146,49 @@ def test_a_layer_that_lost_its_race_is_no_warning(
     level = logging.INFO if was_timed else logging.WARNING
     assert [one.levelno for one in caplog.records if "baseline" in one.getMessage()] == [level]
     assert [one.is_taken for one in tuned.report] == [False]
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize("cpp_wrapper", [False, True])
+@pytest.mark.parametrize(
+    ("fastest", "vendor", "is_by_onednn"),
+    [
+        ("onednn", "AuthenticAMD", True),
+        ("openblas", "AuthenticAMD", True),
+        ("mkl", "AuthenticAMD", False),
+        ("onednn", "GenuineIntel", False),
+        (None, "AuthenticAMD", False),
+    ],
+)
+def test_what_is_left_is_computed_by_onednn_where_mkl_is_slow(
+    fastest: str | None,
+    vendor: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_by_onednn: bool,
+    cpp_wrapper: bool,
+) -> None:
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this PyTorch has no MKL")
+    cpu = replace(detect_cpu(), vendor=vendor)
+    monkeypatch.setattr(onednn_linear, "detect_cpu", lambda: cpu)
+
+    class Losing(Kernels):
+        def find(self, wanted: WantedLayer) -> FoundLayer:  # noqa: ARG002 - as in Source
+            return FoundLayer(kernels=(), reasons=(), fastest=(fastest,) if fastest else ())
+
+    model, x = sample_model(bias=False).eval(), sample_x(2, 3, K)
+    own = copy.deepcopy(model).bfloat16()
+    tuned = gt.enable(Losing())
+    with torch.no_grad(), torch._inductor.config.patch(cpp_wrapper=cpp_wrapper):
+        y, [code] = torch._inductor.utils.run_and_get_code(torch.compile(model), x)
+        check(y, model(x))
+        assert ("mkl_linear" in code, "_linear_pointwise" in code) == (
+            not is_by_onednn,
+            is_by_onednn,
+        )
+        check(torch.compile(own)(x.bfloat16()), own(x.bfloat16()))
+    assert [BY_ONEDNN in one.reason for one in tuned.report] == [is_by_onednn] * 2 + [False] * 2
 
 
 def test_a_compiled_model_is_saved_without_its_source(tmp_path: Path) -> None:
