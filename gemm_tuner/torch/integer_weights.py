@@ -57,6 +57,16 @@ def integers_of(weight: Any) -> IntegerWeights | None:  # noqa: ANN401 - a tenso
     return None if why_not_read(weight) else _read(weight)
 
 
+def parts_of(weight: Any) -> tuple[Any, Any]:  # noqa: ANN401 - tensors
+    """Return the elements and the scales that a tensor of torchao holds.
+
+    Raises:
+        AttributeError: it is none of those that kernels read.
+    """
+    is_bytes = type(weight).__name__ == _BYTES
+    return weight.qdata, weight.scale if is_bytes else weight.scale_and_zero
+
+
 def why_not_read(weight: Any) -> str:  # noqa: ANN401 - a tensor
     """Return why kernels cannot read the weights that torchao holds in a tensor, if so."""
     name = type(weight).__name__
@@ -90,7 +100,7 @@ def _read(weight: Any) -> IntegerWeights:  # noqa: ANN401 - a tensor
         w_type="s8" if is_bytes else "u4",
         group=k if is_bytes else weight.block_size[-1],
         sizes=(n, k),
-        held=(weight.qdata, weight.scale if is_bytes else weight.scale_and_zero),
+        held=parts_of(weight),
     )
 
 

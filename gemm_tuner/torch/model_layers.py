@@ -161,6 +161,10 @@ def _why_left(module: Any, rows: Rows, *, is_bypassed: bool) -> str | None:  # n
         "its forward was replaced by another function": "forward" in vars(module),
         "no call of it was seen with the example inputs; a model that reads its weights itself, "
         "or that is compiled, does not call it": not rows,
+        "torchao computes in another type than that of its bias, such as of a model that was cast "
+        "after it was quantised": (
+            is_integers and module.bias is not None and module.bias.dtype != weight.dtype
+        ),
         f"its weights are a {type(weight).__name__}, and {why_no_integers}": bool(why_no_integers),
         f"its weights are a {type(weight).__name__}": (
             type(weight) is not torch.nn.Parameter and not is_integers

@@ -182,7 +182,8 @@ class OperatorLayer:
         """Return whether kernels add a bias as it is: it may have been changed since."""
         if not self.problem.epilogue.steps:
             return bias is None
-        return bias is not None and bias.dtype is dtype and bias.shape == (self.problem.n,)
+        shape = (self.problem.n,)
+        return bias is not None and bias.dtype is dtype and bias.shape == shape and bias.is_cpu
 
     def kernel_for(self, rows: int) -> PlacedKernel | None:
         """Return the kernel that computes this many rows, as the operators choose it."""

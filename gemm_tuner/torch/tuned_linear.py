@@ -113,6 +113,23 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - no public name
 
 
+def state_of(tensor: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a tensor
+    """Return what changes where a tensor is written to, or lies elsewhere.
+
+    Raises:
+        RuntimeError: it was made in inference mode, or has no memory.
+    """
+    memory = tensor.untyped_storage().data_ptr()
+    version = tensor._version  # noqa: SLF001 - nothing else tells
+    return version, tensor.data_ptr(), tensor.stride(), _WRITES.get(memory)
+
+
+def note_memory(tensor: Any) -> None:  # noqa: ANN401 - a tensor
+    """Let what optimizers write to a tensor be noted."""
+    _follow_optimizers()
+    _WRITES.setdefault(tensor.untyped_storage().data_ptr(), 0)
+
+
 def is_compiled() -> bool:
     """Return whether `torch.compile` follows what is called; it can leave parts to eager mode."""
     return bool(torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting())

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from gemm_tuner.torch.integer_weights import IntegerWeights, integers_of
+from gemm_tuner.domain.problem import Problem
+from gemm_tuner.torch.integer_weights import IntegerWeights, integers_of, parts_of
 from gemm_tuner.torch.tuned_linear import (
     Packed,
     PackedLayer,
@@ -13,6 +14,8 @@ from gemm_tuner.torch.tuned_linear import (
     is_cast,
     is_followed,
     is_transformed,
+    note_memory,
+    state_of,
 )
 
 
@@ -32,15 +35,12 @@ class WeightOnlyLinear(TunedLinear):
             return super().forward(input)
         if type(input) is not torch.Tensor or is_followed():
             return self._ordinary(input, weight, bias)
-        if is_cast() or is_transformed():
+        is_held = tuned.layer is None or tuned.has_kernel(input)  # None: not looked up yet
+        if not is_held or is_cast() or (not tuned.is_fixed and is_transformed()):
             return tuned.plain(input, weight, bias)
         packed = tuned.packed_now(weight)
-        is_taken = (
-            packed is not None
-            and tuned.layer.takes(input, bias, weight.dtype)
-            and tuned.has_kernel(input)
-        )
-        if not is_taken:
+        is_taken = packed is not None and tuned.layer.takes(input, bias, weight.dtype)
+        if not is_taken or not tuned.has_kernel(input):
             return tuned.plain(input, weight, bias)
         weights, number = packed
         try:
@@ -55,38 +55,49 @@ class PackedIntegers(PackedLayer):
     module_class = WeightOnlyLinear
 
     def packed_now(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
-        """Return the weights packed, again if they changed since, and the number of the layer."""
-        given = integers_of(weight)
-        if given is None:
-            return None
-        try:
-            # Nothing else tells of a change.
-            at = tuple((one._version, one.data_ptr(), one.stride()) for one in given.held)  # noqa: SLF001
-        except RuntimeError:  # made in inference mode, or of no memory
-            return None
+        """Return the weights packed, again if they changed since, and the number of the layer.
+
+        None too where a part of them is recorded for a derivative.
+        """
         packed = self.packed
-        if packed is None or packed.at != at:
-            # While these arrays are held, nothing else gets their addresses.
-            held = tuple(one.detach() for one in given.held)
-            self.packed = packed = Packed(at, 0, held, self._packed_of(given))
-        return packed.result
+        try:
+            at = _state_of(weight)
+        except (AttributeError, RuntimeError):  # of another class, or made in inference mode
+            return None
+        if packed is None or packed.weights[0] is not weight or packed.at != at:
+            packed = self._packed_anew(weight)
+            self.packed = packed
+        is_recorded = torch.is_grad_enabled() and any(one.requires_grad for one in parts_of(weight))
+        return None if is_recorded else packed.result
 
     def elements_of(self, weight: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a tensor
         """Return the integers of a layer, their scales and zero points, as kernels read them."""
         given = integers_of(weight)
         return (None,) if given is None else given.read()
 
-    def _packed_of(self, given: IntegerWeights) -> tuple[Any, int] | None:
-        layer = self.looked_up()
-        if layer is None:
-            return None
-        problem = layer.problem
-        facts = (problem.n, problem.k), problem.types.text, problem.w_group
-        if facts != (given.sizes, given.types, given.group):
-            return None
-        w, scales, zero_points = given.read()
-        with torch.no_grad():
-            packed = torch.ops.gemm_tuner.pack(
-                w, layer.packed_bytes, layer.number, scales, zero_points
-            )
-        return packed, layer.number
+    def _packed_anew(self, weight: Any) -> Packed:  # noqa: ANN401 - a tensor
+        layer, given = self.looked_up(), integers_of(weight)
+        for one in parts_of(weight):
+            note_memory(one)
+        at, result = _state_of(weight), None
+        if layer is not None and given is not None and _is_of(layer.problem, given):
+            with torch.no_grad():
+                elements, *groups = given.read()
+                packed = torch.ops.gemm_tuner.pack(
+                    elements, layer.packed_bytes, layer.number, *groups
+                )
+            result = packed, layer.number
+        # While they are held, nothing else gets their addresses.
+        return Packed(at, 0, (weight, *parts_of(weight)), result)
+
+
+def _is_of(problem: Problem, given: IntegerWeights) -> bool:
+    asked = (problem.n, problem.k), problem.types.text, problem.w_group
+    is_here = all(one.is_cpu for one in given.held)
+    return is_here and asked == (given.sizes, given.types, given.group)
+
+
+def _state_of(weight: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a tensor
+    """Return what changes where weights do: torchao writes to parts below what counts versions."""
+    states = map(state_of, parts_of(weight))
+    return (weight._version, weight.dtype, weight.shape, *states)  # noqa: SLF001 - nothing else tells
