@@ -35,8 +35,8 @@ from gemm_tuner.torch.activations import (
 )
 from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text, without_old_kernels
 from gemm_tuner.torch.attention import Attention, attention_of, insert_attention
+from gemm_tuner.torch.beside_convolution import is_faster_than_convolution
 from gemm_tuner.torch.chains import AnyProduct, OfActivations, chain, steps_of, with_steps
-from gemm_tuner.torch.convolutions import is_faster_than_convolution
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
 from gemm_tuner.torch.four_bits import without_whole_slices
@@ -309,8 +309,8 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         if window is None or window.is_pixel:
             return False, ""
         adds = any(one.name == "add" for one in steps)
-        is_faster, why = is_faster_than_convolution(product.node, window, layer, adds=adds)
-        return not is_faster, why
+        beside = is_faster_than_convolution(product.node, window, layer, adds=adds)
+        return not beside.is_faster, beside.reason
 
     def _layer(self, found: FoundLayer, name: str) -> OperatorLayer:
         if self._watched is None:

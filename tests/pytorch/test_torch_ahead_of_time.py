@@ -21,6 +21,7 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 
 from gemm_tuner.torch import compiling  # noqa: E402
+from gemm_tuner.torch.beside_convolution import Beside  # noqa: E402
 from gemm_tuner.torch.exporting import write_kernels  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -127,7 +128,8 @@ def _compile(path: Path, kernels: Path) -> Path:
     """Compile a model ahead of time, and return the operators beside its kernels."""
     tuned = gt.enable(Kernels())
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "is_faster_than_convolution", lambda *_given, **_adds: (True, ""))
+        faster = Beside(is_faster=True, reason="")
+        patch.setattr(compiling, "is_faster_than_convolution", lambda *_given, **_adds: faster)
         exported = torch.export.export(_model(), (_x(),))
         with torch._inductor.config.patch(COMPILED_ONCE):
             torch._inductor.aoti_compile_and_package(exported, package_path=str(path))

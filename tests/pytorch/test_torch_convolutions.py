@@ -12,7 +12,8 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import LINEAR, K, N, check, operator_calls, passed, sample_x  # noqa: E402
 
-from gemm_tuner.torch import compiling, convolutions  # noqa: E402
+from gemm_tuner.torch import beside_convolution, compiling  # noqa: E402
+from gemm_tuner.torch.beside_convolution import Beside  # noqa: E402
 from gemm_tuner.torch.operators import library  # noqa: E402
 
 SHAPE = (2, K, 3, 5)
@@ -117,9 +118,8 @@ PATCHES = "gemm_tuner::patches"
 
 def _judge(monkeypatch: pytest.MonkeyPatch, *, is_faster: bool) -> None:
     """Let a product of patches be faster than the convolution, or not, without timing them."""
-    monkeypatch.setattr(
-        compiling, "is_faster_than_convolution", lambda *_given, **_adds: (is_faster, "judged.")
-    )
+    beside = Beside(is_faster=is_faster, reason="judged.")
+    monkeypatch.setattr(compiling, "is_faster_than_convolution", lambda *_given, **_adds: beside)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -193,34 +193,78 @@ def test_a_block_of_convolutions_is_compiled(
     assert {"bias", "bias+relu", "bias+add"} <= set(epilogues)
 
 
+def _without_memory(*_given: object) -> None:
+    message = "no memory\nat all"
+    raise RuntimeError(message)
+
+
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("is_last", [False, True])
 def test_a_product_of_patches_is_timed_beside_the_convolution(
     *, is_last: bool, adds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolutions, "_KNOWN", {})
+    monkeypatch.setattr(beside_convolution, "_KNOWN", {})
     conv = torch.nn.Conv2d(K, WIDE, 2, stride=2, bias=is_last)
     x = _image() if is_last else sample_x(*SHAPE)
-    seen = []
-    timed = convolutions.is_faster_than_convolution
-
-    def see(*given: Any, **keywords: Any) -> tuple[bool, str]:  # noqa: ANN401
-        seen.append(timed(*given, **keywords))
-        assert timed(*given, **keywords) == seen[-1]  # which is remembered
-        return seen[-1]
-
-    monkeypatch.setattr(compiling, "is_faster_than_convolution", see)
     enabled = gt.enable(Kernels())
     with torch.no_grad():
         other = torch.ones_like(conv(x))
-        graph = passed(enabled, lambda x: conv(x) + other if adds else conv(x), x)
-        check(graph(x), conv(x) + other if adds else conv(x))
-    [(is_faster, told)] = seen
-    [(times)] = convolutions._KNOWN.values()
-    assert is_faster is (times.speedup >= 1.03)
-    assert "PyTorch's convolution took" in told
-    assert [(one.is_taken, told in one.reason) for one in enabled.report] == [(is_faster, True)]
-    assert (PATCHES in operator_calls(graph, x)) is is_faster
+        for _ in range(2):
+            graph = passed(enabled, lambda x: conv(x) + other if adds else conv(x), x)
+            check(graph(x), conv(x) + other if adds else conv(x))
+    [beside] = beside_convolution._KNOWN.values()
+    assert "PyTorch's convolution took" in beside.reason
+    told = [(one.is_taken, beside.reason in one.reason) for one in enabled.report]
+    assert told == [(beside.is_faster, True)] * 2
+    assert (PATCHES in operator_calls(graph, x)) is beside.is_faster
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("_MOST_BYTES", 1), "its patches would take"),
+        (("_rounds", _without_memory), "cannot be timed: no memory"),
+        (("_LONGEST_S", 0.0), "PyTorch's convolution took"),
+        (("_LOST", 1e9), "PyTorch's convolution took"),
+    ],
+)
+def test_what_is_too_large_to_be_timed_stays(
+    change: tuple[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside_convolution, "_KNOWN", {})
+    monkeypatch.setattr(beside_convolution, *change)
+    conv, x = torch.nn.Conv2d(K, WIDE, 3), _image()
+    enabled = gt.enable(Kernels())
+    with torch.no_grad():
+        graph = passed(enabled, conv, x)
+        check(graph(x), conv(x))
+    assert told in enabled.report[0].reason
+
+
+@pytest.mark.usefixtures("loops_by_operators")
+def test_rows_of_patches_that_no_kernel_is_for_stay() -> None:
+    model, source = torch.nn.Conv2d(K, WIDE, 3).eval(), Kernels(rows=("1..2",))
+    enabled = gt.enable(source, dynamic_rows=["1..2"])
+    x = _image()
+    torch._dynamo.mark_dynamic(x, 0)
+    with torch.no_grad():
+        check(torch.compile(model)(x), model(x))
+    assert "no kernel is for the 6 rows of patches" in enabled.report[0].reason
+
+
+@pytest.mark.parametrize("has_onednn", [False, True])
+def test_a_convolution_is_pytorchs_where_onednn_has_none(
+    monkeypatch: pytest.MonkeyPatch, *, has_onednn: bool
+) -> None:
+    monkeypatch.setattr(beside_convolution, "_KNOWN", {})
+    conv, x = torch.nn.Conv2d(K, WIDE, 3).bfloat16(), _image("bfloat16")
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_onednn, raising=False
+    )
+    enabled = gt.enable(Kernels())
+    with torch.no_grad():
+        check(passed(enabled, conv, x)(x), conv(x))
+    assert "PyTorch's convolution took" in enabled.report[0].reason
 
 
 def test_a_convolution_that_is_faster_stays(
@@ -245,7 +289,9 @@ def test_a_convolution_that_is_faster_stays(
         (torch.ones(1, 2, 3, 4), ([1, 1], [1, 0], [0, 0], [1, 1]), "must be positive"),
         (torch.ones(1, 2, 3, 4), ([1, 1], [1, 1], [-1, 0], [1, 1]), "must be positive"),
         (torch.ones(1, 2, 3, 4), ([4, 1], [1, 1], [0, 0], [1, 1]), "does not fit"),
-        (torch.ones(1, 2, 3, 4), ([2**62, 1], [1, 1], [2**62, 0], [1, 1]), "does not fit"),
+        (torch.ones(1, 2, 3, 4), ([2**62, 1], [1, 1], [2**62, 0], [1, 1]), "below 2"),
+        (torch.ones(1, 2, 3, 4), ([2**31 - 1] * 2, [1] * 2, [2**31 - 1] * 2, [1] * 2), "counted"),
+        (torch.ones(1, 2, 1, 1).to("meta"), ([3] * 2, [1] * 2, [0] * 2, [1] * 2), "does not fit"),
     ],
 )
 def test_patches_that_are_none_are_refused(x: Any, how: Any, told: str) -> None:  # noqa: ANN401

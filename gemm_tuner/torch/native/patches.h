@@ -20,10 +20,13 @@ void check_window(const Tensor &x, at::IntArrayRef kernel, at::IntArrayRef strid
                                      "width each, not ",
                     one, ".");
     }
+    constexpr int64_t most = INT32_MAX; // so that no sum or product of two overflows
+    const auto is_within = [](int64_t one, int64_t least) { return one >= least && one <= most; };
     for (int side = 0; side < 2; side++) {
-        TORCH_CHECK(kernel[side] > 0 && stride[side] > 0 && padding[side] >= 0 && dilation[side] > 0,
+        TORCH_CHECK(is_within(kernel[side], 1) && is_within(stride[side], 1) &&
+                        is_within(padding[side], 0) && is_within(dilation[side], 1),
                     "kernel ", kernel, ", stride ", stride, " and dilation ", dilation,
-                    " must be positive, and padding ", padding, " not negative.");
+                    " must be positive, and padding ", padding, " not negative, all below 2^31.");
     }
 }
 
@@ -47,6 +50,12 @@ Tensor patches(const Tensor &x, at::IntArrayRef kernel, at::IntArrayRef stride,
     const Side height = side_of(x.size(2), 0, kernel, stride, padding, dilation);
     const Side width = side_of(x.size(3), 1, kernel, stride, padding, dilation);
     const int64_t places = height.places() * width.places();
+    int64_t elements = x.element_size();
+    for (const int64_t one : {count, height.places(), width.places(), channels, height.kernel,
+                              width.kernel}) {
+        TORCH_CHECK(!__builtin_mul_overflow(elements, std::max<int64_t>(one, 1), &elements),
+                    "the patches of x take more bytes than can be counted.");
+    }
     Tensor rows(at::detail::empty_cpu(
         {count * places, height.kernel * width.kernel * channels}, x.scalar_type()));
     const int64_t pixel_bytes = channels * static_cast<int64_t>(x.element_size());
@@ -107,6 +116,9 @@ Tensor patches_meta(const Tensor &x, at::IntArrayRef kernel, at::IntArrayRef str
     check_window(x, kernel, stride, padding, dilation);
     c10::SymInt rows = x.sym_size(0);
     for (int side = 0; side < 2; side++) {
+        if (const auto known = x.sym_size(2 + side).maybe_as_int()) {
+            side_of(*known, side, kernel, stride, padding, dilation);
+        }
         const c10::SymInt length = x.sym_size(2 + side) + 2 * padding[side];
         rows = rows * ((length - dilation[side] * (kernel[side] - 1) - 1) / stride[side] + 1);
     }
