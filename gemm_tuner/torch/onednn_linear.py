@@ -4,9 +4,8 @@ On CPUs that are not Intel's, MKL may be far slower: 128x768x3072, gelu and 128x
 by MKL and 2.6 by oneDNN (two threads of a Zen 5).
 """
 
+import math
 from collections.abc import Collection
-from functools import cache
-from typing import Any
 
 import torch
 from torch._inductor.virtualized import V
@@ -20,7 +19,9 @@ from gemm_tuner.torch.rewriting import weights
 BY_ONEDNN = "oneDNN computes it here, where Inductor would call MKL."
 
 _MKL = "mkl"
-_PACK = "mkldnn::_reorder_linear_weight"
+
+# PyTorch prepares a call of oneDNN for some 6 µs, which smaller products do not gain.
+_LEAST_FLOP = 4e6
 
 
 def is_left_to_mkl(product: Product, fastest: Collection[str]) -> bool:
@@ -34,6 +35,7 @@ def is_left_to_mkl(product: Product, fastest: Collection[str]) -> bool:
         and product.batch is None
         and not product.is_image
         and isinstance(product.rows, int)
+        and 2 * product.rows * math.prod(product.sizes) >= _LEAST_FLOP
         and bool(fastest)
         and _MKL not in fastest
         and _MKL in libraries_of_pytorch(product.types)
@@ -45,24 +47,12 @@ def is_left_to_mkl(product: Product, fastest: Collection[str]) -> bool:
 
 
 def compute_by_onednn(graph: Graph, product: Product) -> None:
-    """Put oneDNN's operators in the place of a product; Inductor fuses what follows as it does."""
-    _let_shapes_be_known()
-    node, ops = product.node, torch.ops.mkldnn
+    """Put a product by oneDNN in the place of one; its weights are packed when they are frozen."""
+    node, ops = product.node, torch.ops.gemm_tuner
+    n, _k = product.sizes
     with graph.inserting_before(node):
         w = weights(graph, product, product.w)
-        pack, multiply = ops._reorder_linear_weight, ops._linear_pointwise  # noqa: SLF001 - so called
-        packed = new_node(graph, pack.default, (w, product.rows))
-        arguments: tuple[Any, ...] = (product.x, packed, product.bias, "none", [], "")
-        y = new_node(graph, multiply.default, arguments)
+        packed = new_node(graph, ops.onednn_pack.default, (w, product.rows))
+        y = new_node(graph, ops.onednn_linear.default, (product.x, packed, product.bias, n))
     node.replace_all_uses_with(y)
     graph.erase_node(node)
-
-
-@cache
-def _let_shapes_be_known() -> None:
-    """Tell PyTorch the shape of what packs weights, which it has not been told by itself.
-
-    It is looked at between the pass and the freezing that computes it.
-    """
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(_PACK, "Meta"):  # noqa: SLF001 - no other
-        torch.library.register_fake(_PACK)(lambda w, _rows=None: torch.empty_like(w))

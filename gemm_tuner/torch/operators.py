@@ -71,6 +71,7 @@ _HEADERS = (
     "calls",
     "matmul",
     "attention",
+    "onednn",
     "packing",
     "patches",
     "unpacking",

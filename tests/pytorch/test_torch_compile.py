@@ -169,15 +169,16 @@ def test_what_is_left_is_computed_by_onednn_where_mkl_is_slow(
 ) -> None:
     if not torch.backends.mkl.is_available():
         pytest.skip("this PyTorch has no MKL")
-    cpu = replace(detect_cpu(), vendor=vendor)
-    monkeypatch.setattr(onednn_linear, "detect_cpu", lambda: cpu)
+    _let_mkl_be_slow(monkeypatch, vendor)
     model, x = sample_model(bias=False).eval(), sample_x(2, 3, K)
     tuned = gt.enable(_Losing(fastest))
     with torch.no_grad(), torch._inductor.config.patch(cpp_wrapper=cpp_wrapper):
         y, [code] = torch._inductor.utils.run_and_get_code(torch.compile(model), x)
         check(y, model(x))
     assert ("mkl_linear" in code) is not is_by_onednn
-    assert ("_linear_pointwise" in code) is is_by_onednn
+    assert (
+        "gemm_tuner.onednn_linear" in code or "gemm_tuner::onednn_linear" in code
+    ) is is_by_onednn
     assert [BY_ONEDNN in one.reason for one in tuned.report] == [is_by_onednn] * 2
 
 
@@ -192,8 +193,52 @@ class _Losing(Kernels):
         return FoundLayer(kernels=(), reasons=(), fastest=self._fastest)
 
 
-def test_what_onednn_won_in_bf16_stays() -> None:
-    model, x = sample_model("bfloat16").eval(), sample_x(dtype="bfloat16")
+@pytest.mark.usefixtures("loops_by_operators")
+@pytest.mark.parametrize(
+    ("shape", "compute"),
+    [
+        ((6, K), lambda layer, x: layer(x) + x),
+        ((6, K), lambda layer, x: torch.relu(layer(x) + 1)),
+        ((1, K), lambda layer, x: layer(x) + layer(x)),
+        ((6, K), lambda layer, x: layer(x) + torch.ones(K)),
+        ((K,), lambda layer, x: layer(x)),
+        ((K, 6), lambda layer, x: layer(x.t()) + x.t()),
+        ((2, 3, K), lambda layer, x: x + torch.nn.functional.gelu(layer(x))),
+    ],
+)
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_by_onednn_are_none_that_inductor_fuses(
+    shape: tuple[int, ...],
+    compute: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    bias: bool,
+) -> None:
+    """It fails where a residual follows products of oneDNN's whose weights are packed already."""
+    _let_mkl_be_slow(monkeypatch)
+    layer, x = torch.nn.Linear(K, K, bias=bias).eval(), sample_x(*shape)
+    tuned = gt.enable(_Losing("onednn"))
+    with torch.no_grad():
+        check(torch.compile(lambda x: compute(layer, x))(x), compute(layer, x))
+    told = [BY_ONEDNN in one.reason for one in tuned.report]
+    assert told
+    assert all(told) is torch.backends.mkl.is_available()
+
+
+def _let_mkl_be_slow(patch: pytest.MonkeyPatch, vendor: str = "AuthenticAMD") -> None:
+    """Let this be a CPU of a vendor, and the small products of tests be large ones."""
+    cpu = replace(detect_cpu(), vendor=vendor)
+    patch.setattr(onednn_linear, "detect_cpu", lambda: cpu)
+    patch.setattr(onednn_linear, "_LEAST_FLOP", 0)
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("bfloat16", 0), ("float32", 1e9)])
+def test_what_onednn_won_stays_in_bf16_and_where_it_is_small(
+    dtype: str, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _let_mkl_be_slow(monkeypatch)
+    monkeypatch.setattr(onednn_linear, "_LEAST_FLOP", least)
+    model, x = sample_model(dtype).eval(), sample_x(dtype=dtype)
     tuned = gt.enable(_Losing("onednn"))
     with torch.no_grad():
         check(passed(tuned, model, x)(x), model(x))

@@ -10,6 +10,8 @@
  *   gemm_tuner::matmul_or_plain(x, w, layers, is_bmm), attention_or_plain(q, k, v, layers, ...)
  *                                                             -> y, of a kernel or of PyTorch's own
  *   gemm_tuner::patches(x, kernel, stride, padding, dilation) -> rows, of an image's patches
+ *   gemm_tuner::onednn_pack(w, rows), onednn_linear(x, packed, bias, n)
+ *                                                             -> y, by oneDNN
  *   gemm_tuner::matmul(x, w, layer, bias, other, scale)       -> y, of x and w that come with the call
  *   gemm_tuner::attention(q, k, v, layer, mask, scale)        -> y, of scores that are not kept
  *
@@ -91,6 +93,7 @@ using at::Tensor;
 #include "calls.h"
 #include "matmul.h"
 #include "attention.h"
+#include "onednn.h"
 #include "packing.h"
 #include "patches.h"
 #include "unpacking.h"
@@ -453,6 +456,9 @@ TORCH_LIBRARY(gemm_tuner, library) {
     library.def("linear(Tensor x, Tensor packed, Tensor? bias, int layer, Tensor? other=None, "
                 "Tensor? w=None) -> Tensor",
                 {at::Tag::pt2_compliant_tag});
+    library.def("onednn_pack(Tensor w, int rows) -> Tensor", {at::Tag::flexible_layout});
+    library.def("onednn_linear(Tensor x, Tensor packed, Tensor? bias, int n) -> Tensor",
+                {at::Tag::flexible_layout});
     library.def("patches(Tensor x, int[] kernel, int[] stride, int[] padding, int[] dilation) "
                 "-> Tensor",
                 {at::Tag::pt2_compliant_tag});
@@ -484,6 +490,11 @@ TORCH_LIBRARY_IMPL(gemm_tuner, CompositeImplicitAutograd, library) {
     library.impl("read_layers", read_layers);
 }
 
+TORCH_LIBRARY_IMPL(gemm_tuner, CompositeExplicitAutograd, library) {
+    library.impl("onednn_pack", onednn_pack);
+    library.impl("onednn_linear", onednn_linear);
+}
+
 TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
     library.impl("pack", pack);
     library.impl("unpack", unpack);
@@ -499,6 +510,8 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Meta, library) {
     library.impl("linear", OnMeta<linear_meta>::call);
     library.impl("fused_linear", OnMeta<fused_linear_meta>::call);
     library.impl("patches", patches_meta);
+    library.impl("onednn_pack", onednn_pack_meta);
+    library.impl("onednn_linear", onednn_linear_meta);
     library.impl("matmul", OnMeta<matmul_meta>::call);
     library.impl("attention", OnMeta<attention_meta>::call);
 }
