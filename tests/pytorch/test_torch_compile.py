@@ -36,6 +36,7 @@ from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.machine.detect import detect_cpu  # noqa: E402
 from gemm_tuner.torch import onednn_linear  # noqa: E402
 from gemm_tuner.torch.onednn_linear import BY_ONEDNN  # noqa: E402
+from gemm_tuner.torch.operators import library  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -223,6 +224,15 @@ def test_products_by_onednn_are_none_that_inductor_fuses(
     told = [BY_ONEDNN in one.reason for one in tuned.report]
     assert told
     assert all(told) is torch.backends.mkl.is_available()
+
+
+def test_a_product_by_onednn_is_refused_where_it_is_recorded() -> None:
+    library()
+    x, w = sample_x(), torch.randn(N, K)
+    packed = torch.ops.gemm_tuner.onednn_pack(w, len(x))
+    check(torch.ops.gemm_tuner.onednn_linear(x, packed, None, N), x @ w.T)
+    with pytest.raises(NotImplementedError, match="derivative"):
+        torch.ops.gemm_tuner.onednn_linear(x.requires_grad_(), packed, None, N)
 
 
 def _let_mkl_be_slow(patch: pytest.MonkeyPatch, vendor: str = "AuthenticAMD") -> None:

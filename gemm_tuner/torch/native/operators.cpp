@@ -389,6 +389,16 @@ Tensor attention_autograd(const Tensor &q, const Tensor &k, const Tensor &v, int
     return op.call(q, k, v, number, mask, scale);
 }
 
+Tensor onednn_linear_autograd(const Tensor &x, const Tensor &packed,
+                              const std::optional<Tensor> &bias, int64_t n) {
+    check_not_recorded(x, bias);
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("gemm_tuner::onednn_linear", "")
+                               .typed<decltype(onednn_linear)>();
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.call(x, packed, bias, n);
+}
+
 Tensor patches_autograd(const Tensor &x, at::IntArrayRef kernel, at::IntArrayRef stride,
                         at::IntArrayRef padding, at::IntArrayRef dilation) {
     check_not_recorded(x);
@@ -520,6 +530,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
     library.impl("pack", pack_autograd);
     library.impl("linear", linear_autograd);
     library.impl("fused_linear", fused_linear_autograd);
+    library.impl("onednn_linear", onednn_linear_autograd);
     library.impl("patches", patches_autograd);
     library.impl("matmul", matmul_autograd);
     library.impl("attention", attention_autograd);
