@@ -28,6 +28,8 @@ _QUANTISING = "parts/quantise"
 _BLANK_LINES = re.compile(r"\n{3,}")
 _FEWEST_ROWS_OF_GAPLESS_COPY = 6
 _X_AND_TABLE = 2
+# Rows of a tile: with so few, two tiles that share rows have no fewer of them than a rest.
+_MOST_NOT_SHARED = 2
 _MOST_SUMS = 192  # vectors, in the functions for all heights of a last tile
 _SPARE_REGISTERS = 2  # gcc 12 copies sums where a loop begins
 _TINY_FLOP = 2 * 64**3
@@ -233,6 +235,7 @@ def _loop_facts(
         "cuts_keys": cuts_keys(problem, blocking),
         "exact_rest": problem.m.exact % mr if problem.m.exact is not None else 0,
         "rest_heights": _rest_heights(problem, candidate, family),
+        "shares_last_rows": _shares_last_rows(problem, candidate, family),
         "rest_steps": _rest_steps(problem, candidate, family),
         "is_jc_outer": blocking.loop_order.is_jc_outer,
         "fetches_next_rows": blocking.prefetch_next_panel and not problem.operation.packs_ahead,
@@ -348,7 +351,8 @@ def _rest_heights(problem: Problem, candidate: Candidate, family: MicroKernelFam
     """Return the heights of tiles for rows left over: of whole registers, if they take several.
 
     A tile of few rows waits for its sums, so that two of them take twice as long as one: unless
-    that is much code, each number of rows that may be left over has a tile of its own.
+    that is much code, each number of rows that may be left over has a tile of its own. So do those
+    of two tiles that share what would be a whole tile and few rows.
     """
     tile, step = candidate.micro_kernel, family.register_rows
     if step == 1:
@@ -362,9 +366,20 @@ def _rest_heights(problem: Problem, candidate: Candidate, family: MicroKernelFam
 
 
 def _rests(rows: Rows, mr: int) -> list[int]:
-    """Return the numbers of rows, but none, that whole tiles of `mr` may leave over."""
+    """Return the numbers of rows, but none, that whole tiles of `mr` may leave over, or share."""
     numbers = range(rows.low, min(rows.high + 1, rows.low + mr))
-    return sorted({m % mr for m in numbers} - {0})
+    rests = {m % mr for m in numbers} - {0}
+    if _MOST_NOT_SHARED < mr < rows.high:
+        few = {mr + rest for rest in rests if 2 * rest <= mr}
+        rests |= {half for both in few for half in (both // 2, both - both // 2)}
+    return sorted(rests)
+
+
+def _shares_last_rows(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
+    """Return whether two tiles share the last rows where one would have few."""
+    tile = candidate.micro_kernel
+    has_heights = family.register_rows == 1 and bool(_rest_heights(problem, candidate, family))
+    return has_heights and _MOST_NOT_SHARED < tile.mr < problem.m.high
 
 
 def _has_gapless_copy(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:

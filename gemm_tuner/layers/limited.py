@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 
 from gemm_tuner.domain.printable import value_text
+from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.units import duration_text
 from gemm_tuner.errors import InvalidSetting, PreparationStopped
 from gemm_tuner.layers.sources import HasSources, Source, seconds_of
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
 from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.machine.measuring_lock import waiting_at_most
+from gemm_tuner.tuning.wide_range import budgets_of
 
 
 def within(source: Source, total_budget_s: object) -> Source:
@@ -87,7 +89,7 @@ class LimitedSource:
                 return
             begin_s = self.clock()
             try:
-                each_s = min(budget_s, left_s / max(1, len(wanted.rows)))
+                each_s = min(budget_s, left_s / max(1, _budgets(wanted)))
                 with waiting_at_most(left_s):
                     self.source.tune(wanted, each_s, is_quiet=is_quiet)
             except PreparationStopped as error:
@@ -105,3 +107,8 @@ class LimitedSource:
             f"the {duration_text(self.total_s)} of total_budget_s {when}; "
             "give more, or run this again, which goes on."
         )
+
+
+def _budgets(wanted: WantedLayer) -> int:
+    """Return how many times the time for one number of rows it takes to tune what is wanted."""
+    return sum(budgets_of(Rows.parse(str(rows))) for rows in wanted.rows)

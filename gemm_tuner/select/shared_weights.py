@@ -224,7 +224,10 @@ def _total_loss(losses: Sequence[Mapping[str, float]], formats: Sequence[str]) -
 
 
 def _confirmed(repository: Repository, match: Match, cpu: Cpu) -> tuple[Trial, ...]:
-    """Return the trials of all kernels that could be served in the place of a verdict's."""
+    """Return the trials of all kernels that could be served in the place of a verdict's.
+
+    One kernel for a range may be slow at any m but the greatest, and takes no place of several.
+    """
     if match.source is None:
         return ()
     verdict = match.verdict
@@ -236,7 +239,8 @@ def _confirmed(repository: Repository, match: Match, cpu: Cpu) -> tuple[Trial, .
         context=verdict.context,
         basis=verdict.basis,
     )
-    return confirmed
+    is_several = bool(verdict.candidate and verdict.candidate.below)
+    return tuple(one for one in confirmed if one.candidate.below or not is_several)
 
 
 def _options(match: Match, max_loss: float, confirmed: Sequence[Trial]) -> dict[str, Option]:

@@ -1,17 +1,17 @@
 """Convolutions as products: of an image's pixels, or of patches that are copied for it."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-
-from gemm_tuner.torch.graphs import Node
 
 # Patches that overlap are copied several times. For fewer columns of y, that takes longer than
 # what a product may gain: 56x56 pixels of 64 channels, 3x3, are 7 MB beside 0.9 ms (Zen 5).
 _FEWEST_COLUMNS = 128
 
-_IMAGE_DIMENSIONS = 4
+IMAGE_DIMENSIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,38 +39,69 @@ class Window:
         return tuple(map(list, (self.kernel, self.stride, self.padding, self.dilation)))
 
 
-def window_of(node: Node) -> Window | None:
-    """Return how a convolution of images moves, None of one that no product computes."""
-    x, w, _bias, stride, padding, dilation, is_turned, _more, _groups = node.args
-    arrays = [one.meta.get("val") for one in (x, w)]
-    if is_turned or any(one is None or len(one.shape) != _IMAGE_DIMENSIONS for one in arrays):
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The arguments of `aten.convolution` that are no arrays, and the arrays by their shapes.
+
+    x is (count, channels, height, width), w (n, channels of a group, height, width), and y
+    (count, n, height, width).
+    """
+
+    x: Any
+    w: Any
+    y: Any
+    window: Window
+    groups: int
+
+    @property
+    def sizes(self) -> tuple[Any, int, int]:
+        """Return the rows, n and k of the product."""
+        count, n, *lengths = self.y.shape
+        return count * math.prod(lengths), n, math.prod(self.w.shape[1:])
+
+    @property
+    def why_left(self) -> str:
+        """Return why it cannot be computed as a product, if so."""
+        if self.groups != 1:
+            return (
+                f"its channels are in {self.groups} groups; only one of 1 group is a product of "
+                "rows."
+            )
+        if any(
+            isinstance(one, torch.SymInt) for each in (self.x, self.y) for one in each.shape[1:]
+        ):
+            return "its height and width are known when it runs."
+        is_last = all(
+            one.is_contiguous(memory_format=torch.channels_last) for one in (self.x, self.y)
+        )
+        if not is_last and (self.window.is_pixel or self.window.overlaps):
+            return (
+                "x is not of channels last, so its rows would have to be copied; compile "
+                "model.to(memory_format=torch.channels_last), for such an x."
+            )
+        n = self.w.shape[0]
+        if self.window.overlaps and n < _FEWEST_COLUMNS:
+            return f"for {n} channels of y, to copy the patches of x takes longer than is gained."
+        return ""
+
+
+def convolution_of(arguments: Sequence[Any], arrays: Sequence[Any]) -> Convolution | None:
+    """Return a convolution of images, None of one that no product computes.
+
+    Args:
+        arguments: those of `aten.convolution`.
+        arrays: x, w and y, which may be without elements; None is not known.
+    """
+    _x, _w, _bias, stride, padding, dilation, is_turned, _more, groups = arguments
+    if is_turned or any(one is None or len(one.shape) != IMAGE_DIMENSIONS for one in arrays):
         return None
-    given = (arrays[1].shape[2:], stride, padding, dilation)
+    x, w, y = arrays
+    given = (w.shape[2:], stride, padding, dilation)
     if not all(isinstance(one, int) for each in given for one in each):
         return None
-    return Window(*(_for_sides(one) for one in given))
+    return Convolution(x, w, y, Window(*(_for_sides(one) for one in given)), groups)
 
 
 def _for_sides(given: Sequence[int]) -> tuple[int, int]:
     height, *width = given
     return height, width[0] if width else height
-
-
-def why_left(node: Node, window: Window) -> str:
-    """Return why a convolution cannot be computed as a product, if so."""
-    x, w, *_how, groups = node.args
-    if groups != 1:
-        return f"its channels are in {groups} groups; only one of 1 group is a product of rows."
-    arrays = [one.meta["val"] for one in (x, node)]
-    if any(isinstance(one, torch.SymInt) for array in arrays for one in array.shape[1:]):
-        return "its height and width are known when it runs."
-    is_last = all(one.is_contiguous(memory_format=torch.channels_last) for one in arrays)
-    if not is_last and (window.is_pixel or window.overlaps):
-        return (
-            "x is not of channels last, so its rows would have to be copied; compile "
-            "model.to(memory_format=torch.channels_last), for such an x."
-        )
-    n = w.meta["val"].shape[0]
-    if window.overlaps and n < _FEWEST_COLUMNS:
-        return f"for {n} channels of y, to copy the patches of x takes longer than is gained."
-    return ""

@@ -40,7 +40,8 @@ def enable(
         tune: `never`; or what the source lacks is tuned, by `wait` while a model is compiled, or by
             `background` while it runs, for what is compiled later. A service is waited for up to a
             minute a layer.
-        budget_s: the time to tune one layer, in seconds; a service has its own.
+        budget_s: the time to tune a layer for one number of rows, in seconds; a range such as
+            `1..64` is tuned at several. A service has its own.
         total_budget_s: the time to tune all of them, in seconds, after which the others are left as
             they are; by default as long as it takes.
 

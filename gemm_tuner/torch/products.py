@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from gemm_tuner.torch.convolutions import Window, why_left, window_of
+from gemm_tuner.torch.convolutions import Convolution, Window, convolution_of
 from gemm_tuner.torch.epilogues import past_views
 from gemm_tuner.torch.four_bits import FourBits, can_be_read, four_bits_of
 from gemm_tuner.torch.graphs import ATEN, CASTS, SHOWS, Graph, Node, untransposed
@@ -136,14 +136,14 @@ def _of_four_bits(node: Node, constants: frozenset[Node]) -> Product | None:
 
 def _of_floats(node: Node, constants: frozenset[Node]) -> Product | None:
     """Return a product of floats, or of bytes that floats were made of."""
-    name, window = module_of(node), None
+    name, convolution = module_of(node), _convolution(node)
     if node.target is ATEN.addmm.default and not node.kwargs:
         bias, x, w_t = node.args
         w = untransposed(w_t)
     elif node.target is ATEN.mm.default:
         (x, w_t), bias = node.args, None
         w = untransposed(w_t)
-    elif node.target is ATEN.convolution.default and (window := window_of(node)) is not None:
+    elif convolution is not None:
         x, w, bias, *_how = node.args
     elif node.target in (ATEN.bmm.default, ATEN.baddbmm.default) and not node.kwargs:
         (x, w_t), bias = node.args[-2:], node.args[0] if len(node.args) > 2 else None
@@ -155,15 +155,22 @@ def _of_floats(node: Node, constants: frozenset[Node]) -> Product | None:
     given = (
         Product(node, name, x, w_t, bias, is_transposed=True)
         if w is None
-        else Product(node, name, x, w, bias, is_transposed=False, window=window)
+        else Product(node, name, x, w, bias, is_transposed=False)
     )
-    if window is not None:
-        given = replace(given, why_left=why_left(node, window))
+    if convolution is not None:
+        given = replace(given, window=convolution.window, why_left=convolution.why_left)
     if not is_constant(given.w, constants):
         return _quantised(given, constants)
     if node.target is ATEN.mm.default:
         return _with_scales(given, w_t, constants)
     return given
+
+
+def _convolution(node: Node) -> Convolution | None:
+    if node.target is not ATEN.convolution.default:
+        return None
+    x, w, *_how = node.args
+    return convolution_of(node.args, [one.meta.get("val") for one in (x, w, node)])
 
 
 def _with_scales(product: Product, w_t: Node, constants: frozenset[Node]) -> Product:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gemm_tuner.domain.weight_layout import WeightLayout
+from gemm_tuner.torch.convolutions import IMAGE_DIMENSIONS, convolution_of
 from gemm_tuner.torch.four_bits import PRODUCT as PRODUCT_OF_4_BITS
 from gemm_tuner.torch.graphs import ATTENTION, SHOWS
 from gemm_tuner.torch.operators import TYPES
@@ -32,6 +33,9 @@ _TWO = 2  # factors, or summands
 # What scales sums, and what adds a bias to them.
 _MULTIPLIES = (_ATEN.mul.Tensor,)
 _ADDS = (_ATEN.add.Tensor, _ATEN.add_.Tensor)
+
+# What scales and shifts the channels of a convolution, with the statistics of training.
+_NORMALISES = _ATEN._native_batch_norm_legit_no_training.default  # noqa: SLF001 - so called
 
 # Operators that are not made of others, as far as was seen.
 _SIMPLE: set[Any] = set()
@@ -91,10 +95,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - what it returns
         factors = _factors(function, args)
+        is_convolution = function is _ATEN.convolution.default
         attention = _attention(function, args, kwargs or {})
         if (
             factors is None
             and attention is None
+            and not is_convolution
             and isinstance(function, OpOverload)
             and function not in _SIMPLE
             and not any(isinstance(one, torch.Tensor) and one.is_nested for one in args)
@@ -123,6 +129,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
             self._add(self._joined(attention, *args[:2]), seconds)
         if factors is not None:
             self._add_product(*factors, result, seconds)
+        elif is_convolution:
+            self._add_convolution(args, result, seconds)
         elif function is PRODUCT_OF_4_BITS:
             self._add_product_of_4_bits(args, result, seconds)
         return result
@@ -161,6 +169,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
     ) -> None:
         """Note what is added to the columns of the last sums, which may be scaled before."""
         last = self._sum
+        if last is not None and last.y.dim() == IMAGE_DIMENSIONS:
+            self._note_normalised(function, args, last)
+            return
         read = [place for place, one in enumerate(args) if last and _shares_memory(one, last.y)]
         if last is None or not read or function in SHOWS:
             return
@@ -175,6 +186,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         if function in _MULTIPLIES and last.kind.w_layout == WEIGHT_ONLY_LAYOUT:
             self._sum = replace(last, y=result)
         elif function in _ADDS and self._names.of(other) is not None:
+            self._remove(last)
+            self._add(replace(last.kind, has_bias=True), last.seconds, last.name)
+
+    def _note_normalised(self, function: Any, args: tuple[Any, ...], last: _Sum) -> None:  # noqa: ANN401
+        """Note what scales and shifts the channels of a convolution: Inductor makes it a bias."""
+        if not any(_shares_memory(one, last.y) for one in args):
+            return
+        self._sum = None
+        if function is _NORMALISES:
             self._remove(last)
             self._add(replace(last.kind, has_bias=True), last.seconds, last.name)
 
@@ -207,6 +227,25 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         self._add(kind, seconds, name)
         is_plain = name is not None and bias is None
         self._sum = _Sum(y, kind, seconds, name) if is_plain else None
+
+    def _add_convolution(self, args: tuple[Any, ...], y: Any, seconds: float) -> None:  # noqa: ANN401
+        """Add a convolution that `enable` takes as a product of its patches."""
+        x, w, bias, *_how = args
+        name, found = self._names.of(w), convolution_of(args, (x, w, y))
+        if name is None or found is None or found.why_left:
+            return
+        m, n, k = found.sizes
+        kind = Kind(
+            batch=1,
+            m=m,
+            n=n,
+            k=k,
+            dtype=_type_of(x),
+            has_bias=bias is not None,
+            w_layout=WeightLayout.NK.value,
+        )
+        self._add(kind, seconds, name)
+        self._sum = _Sum(y, kind, seconds, name) if bias is None else None
 
     def _add_product_of_4_bits(self, args: tuple[Any, ...], y: Any, seconds: float) -> None:  # noqa: ANN401
         x, packed, group, _groups = args

@@ -73,7 +73,8 @@ def replace(
             database, the path of a lock file; by default the user's own database.
         tune: `never`; or what the source lacks is tuned, by `wait` first, or by `background` while
             the model runs, for the next `replace`. A service is waited for up to a minute a layer.
-        budget_s: the time to tune one layer, in seconds; a service has its own.
+        budget_s: the time to tune a layer for one number of rows, in seconds; a range such as
+            `1..64` is tuned at several. A service has its own.
         total_budget_s: the time to tune all of them, in seconds, after which the others are left as
             they are; by default as long as it takes.
         reduction: `any`, or `fixed` for rows of y that have the same bits whatever the other rows

@@ -78,7 +78,7 @@ def price_of_losses(losses: Collection[float]) -> float:
 def rows_between(pieces: Sequence[Piece]) -> tuple[int, ...]:
     """Return the m to measure next: one between each two kernels that are not near yet."""
     return tuple(
-        isqrt(piece.high * after.low)
+        max(piece.high + 1, isqrt(piece.high * after.low))
         for piece, after in pairwise(pieces)
         if after.low > piece.high + 1 and after.low > _NEAR * piece.high
     )

@@ -58,6 +58,7 @@ class RangeSearch:
     on_progress: Callable[[Progress], None]
     is_stopped: Callable[[], bool]
     alone: dict[int, Candidate] = field(default_factory=dict)
+    searched: set[tuple[int, Format]] = field(default_factory=set)
     budgets: Budgets = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,18 +120,21 @@ class RangeSearch:
                 )
             self.alone[m] = found
 
-    def explore_formats(self, rows: Sequence[int]) -> None:
-        """Try a few kernels of each m in the formats that promise to cost them least.
-
-        They are what is best in the format at the nearest m, and what the model expects most of.
-        """
-        formats = promising_formats(
+    def formats_to_explore(self, rows: Sequence[int]) -> list[Candidate]:
+        """Return a candidate of each of the formats that promise to cost these m least."""
+        return promising_formats(
             [
                 timed_formats(self.space(m), self.context, self.repository, self.settings.toolchain)
                 for m in rows
             ],
             price_of_losses,
         )
+
+    def explore_formats(self, rows: Sequence[int], formats: Sequence[Candidate]) -> None:
+        """Try a few kernels of each m in some formats.
+
+        They are what is best in the format at the nearest m, and what the model expects most of.
+        """
         left, budget_s = len(formats) * len(rows), self.budgets.explored_s
         for like in formats:
             for m in rows:
@@ -141,13 +145,16 @@ class RangeSearch:
                     chosen = [*few][:FINALISTS]
                     self._tune(m, budget_s, later_s=left * budget_s, like=like, chosen=chosen)
 
-    def search_format(self, rows: Sequence[int], like: Candidate) -> None:
+    def search_format(self, like: Candidate) -> None:
         """Search those m in a format that lose much by it: they have the time of the others too.
 
-        One without a kernel in the format loses all, and is left to those of its neighbours.
+        One without a kernel in the format loses all, and is left to those of its neighbours. None
+        is searched twice.
         """
-        spaces = {m: replace(self.space(m), like=like) for m in rows}
         wanted = self._format(like)
+        rows = [m for m in self.alone if (m, wanted) not in self.searched]
+        self.searched |= {(m, wanted) for m in rows}
+        spaces = {m: replace(self.space(m), like=like) for m in rows}
         losing = [
             m
             for m in rows

@@ -66,10 +66,10 @@ def split_range(
 
     Some m are tuned each for itself. A few kernels of each are then tried in the formats of packed
     weights that promise most, and those m that lose much by the best of these are searched in it.
-    The kernels of all are timed at each m; where they take turns, more m are measured. What comes
-    of it is proved and confirmed as a kernel of the range, and timed at each m beside the kernel
-    for that m alone. `settings.budget_s` is the time for each m. All of it is stored: a second run
-    goes on.
+    The kernels of all are timed at each m; where they take turns, more m are measured, of which the
+    best format may be another. What comes of it is proved and confirmed as a kernel of the range,
+    and timed at each m beside the kernel for that m alone. `settings.budget_s` is the time for each
+    m. All of it is stored: a second run goes on.
 
     Raises:
         InvalidSetting: m is no range.
@@ -119,19 +119,21 @@ class _Splitting:
         )
 
     def run(self) -> SplitRange:
-        rows = first_rows(self.problem.m)
+        rows: Sequence[int] = first_rows(self.problem.m)
         search = self.search
         search.tune_alone(rows)
-        search.explore_formats(rows)
-        wanted, like = search.best_format()
-        search.search_format(rows, like)
-        pieces = self._split(wanted)
-        while new := [
-            m for m in rows_between(pieces) if m not in self.alone and len(self.alone) < MOST_ROWS
-        ]:
-            search.tune_alone(new)
-            search.search_format(new, like)
+        formats = search.formats_to_explore(rows)
+        pieces: tuple[Piece, ...] = ()
+        while rows:
+            search.explore_formats(rows, formats)
+            # What is measured between two m may speak for another format than these did.
+            wanted, like = search.best_format()
+            search.search_format(like)
+            formats = [one for one in formats if one != like] + [like]
             pieces = self._split(wanted)
+            between = [one for one in rows_between(pieces) if one not in self.alone]
+            rows = between[: max(0, MOST_ROWS - len(self.alone))]
+            search.tune_alone(rows)
         search.renew_alone()
         trial = self._confirm(candidate_of(pieces, self.problem.m))
         return SplitRange(

@@ -80,8 +80,11 @@ def sweep_shared(
     for like in formats:
         if len(sharing.formats) == 1:
             break
-        for problem, alone in zip(problems, timed, strict=True):
+        for problem, alone, shared in zip(problems, timed, sharing.kernels, strict=True):
             searches_left -= 1
+            best = shared.best.verdict.candidate
+            if best and best.below:  # a search of the range would find one kernel
+                continue
             space = Space(
                 problem=problem,
                 cpu=cpu,

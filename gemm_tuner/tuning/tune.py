@@ -24,6 +24,7 @@ from gemm_tuner.tuning.split_range import split_range as split_one_range
 from gemm_tuner.tuning.stored import kernel_or_none
 from gemm_tuner.tuning.sweep import sweep
 from gemm_tuner.tuning.sweep_shared import split_budget, sweep_shared
+from gemm_tuner.tuning.wide_range import tune_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,8 @@ def tune_layer(
     Args:
         n: columns of y.
         k: columns of x.
-        m: the numbers of rows, or ranges such as `"17..64"`. Others are made up of these.
+        m: the numbers of rows, or ranges such as `"17..64"`. Others are made up of these. A range
+            whose greatest m is more than four times its least is tuned as several kernels.
         dtype: types such as `f32` or `bf16_bf16_f32_f32`.
         epilogue: steps such as `bias+gelu_erf`.
         w_layout: `nk` or `kn`, with groups `nk:g128`.
@@ -151,7 +153,8 @@ def tune_layer(
         threads: how many threads will share a call.
         regime: the state of the caches when it is called, `hot` or `cold_weights`.
         max_loss: the share of its speed that each m may lose so that weights are shared.
-        budget_s: the time to spend on each m, in seconds.
+        budget_s: the time to spend on each m, in seconds; of a range that becomes several kernels,
+            on each m that is measured.
         again: measure anew what was tuned before.
         db_url: the database for the records, as an SQLAlchemy URL; None for the user's own.
         is_quiet: whether to say nothing while it tunes.
@@ -177,9 +180,9 @@ def tune_layer(
     )
     show = _shower(is_quiet=is_quiet)
     for problem in problems:
-        sweep(
+        tune_rows(
             problem,
-            contexts=[context],
+            context=context,
             cpu=cpu,
             repository=repository,
             settings=own_settings,

@@ -144,6 +144,43 @@ def test_it_is_tuned_from_python_and_an_ordinary_sweep_keeps_it(swept: str) -> N
     assert ordinary.verdict.artifact == split.verdict.artifact
 
 
+def test_a_layer_splits_a_wide_range_unless_that_was_done(
+    swept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def note(name: str, error: Exception | None = None) -> None:
+        def noted(_problem: Problem, *, settings: SweepSettings, **_others: object) -> None:
+            asked.append(f"{name} {settings.budget_s:.1f}")
+            if error:
+                raise error
+
+        monkeypatch.setattr(f"gemm_tuner.tuning.wide_range.{name}", noted)
+
+    def tune(budget_s: float) -> Kernel:
+        layer = gemm_tuner.tune_layer(
+            N, K, m=["1..4"], epilogue="bias+relu", budget_s=budget_s, db_url=swept, is_quiet=True
+        ).layer
+        (kernel,) = layer.kernels
+        assert isinstance(kernel, Kernel)
+        return kernel
+
+    note("split_range")
+    note("sweep")
+    tune(0.6)
+    assert asked == ["sweep 0.4"]  # the range is not wide
+
+    asked.clear()
+    monkeypatch.setattr("gemm_tuner.tuning.wide_range._NARROW", 1)
+    assert tune(0.2).candidate.below  # what was split with as much time
+    assert asked == []
+
+    tune(0.6)
+    note("split_range", TrialFailed("it was not timed"))
+    tune(0.6)
+    assert asked == ["split_range 0.4", "split_range 0.4", "sweep 0.4"]
+
+
 def test_a_job_with_time_for_it_splits_a_range(swept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = open_database(swept)
     jobs, repository = Jobs(engine), Repository(engine)

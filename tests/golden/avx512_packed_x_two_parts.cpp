@@ -627,11 +627,19 @@ inline void panels(const Call &call, const X *x, Stride x_stride, int64_t pc, in
         tile<rows>(call, x, x_stride, pc, depth, row, column);
 }
 
-// The rows left over when mr does not divide them.
+// The rows left over when mr does not divide them, and of a whole tile if they are few: two tiles share them.
 template <typename Stride>
 inline void rest_panels(const Call &call, const X *x, Stride x_stride, int64_t pc, int64_t depth, int64_t row,
                         [[maybe_unused]] int64_t rows, int64_t column_begin, int64_t column_end)
 {
+    if (rows > mr)
+    {
+        const int64_t first = (rows + 1) / 2;
+        rest_panels(call, x, x_stride, pc, depth, row, first, column_begin, column_end);
+        x += first * x_stride;
+        row += first;
+        rows -= first;
+    }
     if (rows <= 1)
         return panels<1>(call, x, x_stride, pc, depth, row, column_begin, column_end);
     if (rows <= 2)
@@ -655,7 +663,8 @@ inline void block(const Call &call, Stride ldx, int64_t jc, int64_t columns, int
     pack_x(call.x + ic * ldx + pc, ldx, rows, depth, workspace);
     const X *x = workspace;
     constexpr Fixed<packed_x_stride> x_stride{};
-    const int64_t whole_rows = rows / mr * mr;
+    // A tile of few rows waits for its sums.
+    const int64_t whole_rows = rows / mr * mr - (rows > mr && rows % mr > 0 && rows % mr <= mr / 2 ? mr : 0);
     for (int64_t ir = 0; ir < whole_rows; ir += mr)
         panels<mr>(call, x + ir * x_stride, x_stride, pc, depth, ic + ir, jc, jc + columns);
     if (whole_rows < rows)

@@ -165,10 +165,14 @@ def test_tiles_share_the_next_panel_by_the_rows_that_there_are(m: str, words: st
     [
         ("1..128", "6x32", range(1, 6)),
         ("0..128", "14x32", range(1, 14)),
-        ("10..14", "12x32", (1, 2, 10, 11)),  # and no other rows are left over of these m
-        ("12..13", "12x32", (1,)),
+        # No other rows are left over of these m, or shared by two tiles, as 13 are.
+        ("10..14", "12x32", (1, 2, 6, 7, 10, 11)),
+        ("12..13", "12x32", (1, 6, 7)),
+        ("20..21", "12x32", (8, 9)),  # a whole tile before so many loses nothing
+        ("3..3000", "2x32", (1,)),
+        ("1..12", "12x32", range(1, 12)),
         ("1..128", "28x16", (1, 2, 4, 8, 16)),  # sums of these: all would be much code
-        ("30..32", "28x16", (2, 3, 4)),
+        ("30..32", "28x16", (2, 3, 4, 15, 16)),
     ],
 )
 def test_rows_left_over_of_a_range_have_a_tile_of_their_height(

@@ -224,6 +224,46 @@ def test_weights_of_4_bits_are_collected_in_their_groups(tmp_path: Path) -> None
     assert {one.problem.text for one in read} == {one.problem for one in found}
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_convolutions_that_kernels_may_take_are_collected(mode: Any) -> None:  # noqa: ANN401
+    """One by an element, one by patches whose bias is that of what normalises, and others."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(K, 128, 1),
+        torch.nn.Conv2d(128, 128, 3, stride=2, padding=1, bias=False),
+        torch.nn.BatchNorm2d(128),
+        torch.nn.Conv2d(128, N, 3),  # patches of few columns
+        torch.nn.Conv2d(N, N, 1, groups=N),
+    ).eval()
+    x = sample_x(2, K, 11, 11).to(memory_format=torch.channels_last)
+
+    with mode():
+        found = gt.collect(model.to(memory_format=torch.channels_last), x)
+
+    assert {(one.problem, one.weights) for one in found} == {
+        (f"f32 {2 * 11 * 11}x128x{K} nk bias", ("0.weight",)),
+        (f"f32 {2 * 6 * 6}x128x{9 * 128} nk bias", ("1.weight",)),
+    }
+    assert all(Problem.parse(one.problem).text == one.problem for one in found)
+
+
+def test_a_width_of_as_many_elements_as_columns_gets_no_bias() -> None:
+    patches = torch.nn.Conv2d(3, 8, 2, stride=2, bias=False).eval()
+    shift = torch.nn.Parameter(torch.ones(8))
+
+    class Model(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.shift = patches, shift
+
+        def forward(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+            return self.patches(x) + self.shift
+
+    with torch.no_grad():
+        (found,) = gt.collect(Model(), sample_x(2, 3, 16, 16))
+
+    assert found.problem == f"f32 {2 * 8 * 8}x8x12 nk none"
+
+
 def test_what_is_added_is_a_bias_where_kernels_add_it() -> None:
     class Model(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
         def __init__(self, after: Callable[..., Any]) -> None:

@@ -41,7 +41,7 @@ class _Source:
             raise StoreFailed("the disk is full")
 
 
-def _wanted(*rows: int) -> WantedLayer:
+def _wanted(*rows: int | str) -> WantedLayer:
     return WantedLayer(n=N, k=K, rows=rows, dtype="f32", epilogue="none", threads=1)
 
 
@@ -58,6 +58,15 @@ def test_no_layer_is_tuned_once_the_time_is_spent() -> None:
 
     assert source.budgets == [10.0, 4.0, 4.0]
     assert limited.find(_wanted(1)).reasons == (f"{N}",)
+
+
+def test_a_wide_range_has_the_time_of_each_m_that_it_is_tuned_at() -> None:
+    source = _Source()
+    limited = LimitedSource(source, 30.0, clock=lambda: source.now_s)
+
+    limited.tune(_wanted(65, "1..64"), 10.0, is_quiet=True)  # 7 m, searched and compared
+
+    assert source.budgets == [2.0]
     assert [one.reasons for one in limited.choices(_wanted(1))] == [(f"{N}",)]
     assert limited.text == "sqlite:///a"
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, add_build, make_trial
 
+from gemm_tuner.domain.candidate import UpTo
 from gemm_tuner.domain.measurement import Measurement, Ratio, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
@@ -100,6 +101,21 @@ def test_what_is_much_slower_than_the_baseline_is_left_to_it(repository: Reposit
     assert formats_of(sharing)[1] == LIBRARY
     assert sharing.kernels[1].chosen.verdict.artifact is None
     assert "left to the baseline" in sharing.kernels[1].explain[-1]
+
+
+def test_one_kernel_takes_no_place_of_several_for_a_range(repository: Repository) -> None:
+    keep(repository, 1, {48: 500})
+    problem = replace(PROBLEM, m=Rows(low=2, high=64))
+    one, wide = (make_trial(problem=problem, nr=nr, call_ns=500) for nr in (48, 32))
+    several = replace(wide.candidate, below=(UpTo(rows=8, kernel=wide.candidate),))
+    for trial in (one, replace(wide, candidate=several)):
+        artifact = add_build(repository, trial.candidate.text.encode())
+        repository.add_trial(replace(trial, artifact=artifact))
+
+    sharing = share(repository, [with_m(1), problem], cpu=CPU, context=CONTEXT)
+
+    assert formats_of(sharing) == ["panels nr48 kc256", "panels nr32 kc256"]
+    assert sharing.kernels[1].chosen.verdict.candidate == several
 
 
 def test_what_is_not_tuned_is_left_to_the_baseline(repository: Repository) -> None:

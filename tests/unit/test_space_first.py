@@ -91,6 +91,21 @@ def test_few_rows_read_streams_of_weights_that_are_cold_or_fill_l3(
     assert cold <= streams(space.neighbours(start))
 
 
+@pytest.mark.parametrize("m", [4, 13, 64])
+@pytest.mark.parametrize(("tile", "streams"), [("4x32", 1), ("4x64", 2), ("4x96", 3), ("4x80", 0)])
+def test_tiles_read_as_many_panels_of_a_given_format_as_they_are_wide(
+    m: int, tile: str, streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_tile(monkeypatch, f"avx512_f32_{tile}")
+    like = Candidate.parse("avx512_f32_8x32 mc64_nc768_kc768 jc_ic_jr_ir")
+    problem = Problem.parse(f"f32 {m}x768x768")
+    space = Space(problem=problem, cpu=cpu("avx512"), like=like)
+
+    found = {one.blocking.w_streams for one in space.all()}
+
+    assert found == ({streams} if streams else set())
+
+
 @pytest.mark.parametrize(
     ("problem", "orders"),
     [

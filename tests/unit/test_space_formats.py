@@ -88,13 +88,6 @@ def test_few_rows_reach_tiles_of_several_panels_of_a_format(
     assert all(one in space for one in space.neighbours(Candidate.parse(reached)))
 
 
-def test_more_rows_read_one_panel_of_a_format() -> None:
-    like = Candidate.parse("avx2_f32_4x16 mc8_nc3072_kc768 jc_ic_jr_ir")
-    space = Space(problem=Problem.parse("f32 5x3072x768"), cpu=cpu("avx2"), like=like)
-
-    assert {one.blocking.w_streams for one in space.defaults()} == {1}
-
-
 def test_a_format_that_no_kernel_reads_is_told() -> None:
     like = Candidate.parse("avx512_f32_dot_1x4 mc1_nc8_kc70 jc_ic_jr_ir")
 

@@ -127,10 +127,11 @@ def test_those_that_lose_by_the_format_share_the_time_of_the_others(
 
     search, sweeps = begin({1: NARROW, 8: WIDE, 64: WIDE}, speed)
 
-    search.explore_formats(ROWS)
+    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
     _wanted, like = search.best_format()
     del sweeps.asked[:]
-    search.search_format(ROWS, like)
+    search.search_format(like)
+    search.search_format(like)
 
     assert like.micro_kernel.nr == WIDE.micro_kernel.nr
     # That a kernel in this format was confirmed at m = 1 is not the end of the search in it.
@@ -144,7 +145,7 @@ def test_few_kernels_of_each_m_are_tried_in_a_format_and_first_those_of_other_m(
 ) -> None:
     search, sweeps = begin({1: NARROW, 8: WIDE, 64: WIDE}, lambda _candidate, _m: 2.0)
 
-    search.explore_formats(ROWS)
+    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
 
     assert {m for m, nr in sweeps.tried if nr == NARROW.micro_kernel.nr} == {*ROWS}
     assert {m for m, nr in sweeps.tried if nr == WIDE.micro_kernel.nr} == {*ROWS}
@@ -158,7 +159,7 @@ def test_the_tile_that_won_an_m_is_tried_in_a_format_that_it_can_read(
     flat = Candidate.parse("avx512_f32_1x48 mc1_nc768_kc384 jc_ic_jr_ir")
     search, sweeps = begin({1: flat, 8: NARROW, 64: NARROW}, lambda _candidate, _m: 2.0)
 
-    search.explore_formats(ROWS)
+    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
 
     # Blocks are as deep as those of the format, and three of its panels lie side by side.
     in_format = "avx512_f32_1x48 mc1_nc768_kc768 jc_ic_jr_ir ws3"
@@ -197,7 +198,7 @@ def test_a_format_that_loses_much_at_one_m_does_not_win_by_a_little_at_the_other
 
     search, _sweeps = begin({1: NARROW, 8: WIDE, 64: WIDE}, speed)
 
-    search.explore_formats(ROWS)
+    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
     (_family, packed), like = search.best_format()
 
     assert "nr16" in packed
@@ -262,7 +263,7 @@ def test_an_m_is_compared_with_the_best_that_any_search_found(
         return 2.5 if (m, candidate) == (8, WIDE) else 2.0
 
     search, _sweeps = begin({1: WIDE, 8: NARROW, 64: WIDE}, speed)
-    search.explore_formats(ROWS)
+    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
     search.renew_alone()
 
     assert search.alone[8] == WIDE

@@ -1,8 +1,8 @@
 """How many packed panels a tile reads side by side.
 
 One to three, for up to four rows of x and weights that do not fit L2. In a given format as many as
-make up a tile of so few rows, which may be wider than its panels. Only outer products in whole
-vectors, and weights packed ahead.
+make up a tile, which may be wider than its panels. Only outer products in whole vectors, and
+weights packed ahead.
 
 Tried first: one, or what the format asks for. Where weights are cold or fill half of L3 or more,
 two or three as well, with deep blocks of k and without prefetch.
@@ -20,11 +20,12 @@ _FEW_ROWS = 4
 
 
 def _choices(tile: Tile, _choice: Choice) -> tuple[int, ...]:
-    if tile.problem.m.high > _FEW_ROWS or not tile.problem.operation.packs_ahead:
+    if not tile.problem.operation.packs_ahead:
         return (1,)
     if tile.given_panel:
         return (_panels_in(tile, tile.given_panel),)
-    return (1, 2, 3) if tile.weights_leave_l2 else (1,)
+    is_waiting = tile.problem.m.high <= _FEW_ROWS and tile.weights_leave_l2
+    return (1, 2, 3) if is_waiting else (1,)
 
 
 def _panels_in(tile: Tile, columns: int) -> int:
