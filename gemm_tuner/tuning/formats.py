@@ -80,17 +80,27 @@ def promising_formats(timed: Sequence[TimedFormats], price: Price) -> list[Candi
 
     They are fewer where some were searched before.
     """
-    examples = {name: like for one in timed for name, like in one.examples.items()}
+    ranked = ranked_formats(timed, price)
     searched = {
-        name for name, like in examples.items() if all(one.is_searched(name, like) for one in timed)
+        name for name, like in ranked.items() if all(one.is_searched(name, like) for one in timed)
     }
+    left = [like for name, like in ranked.items() if name not in searched]
+    return left[: max(0, MOST_FORMATS - len(searched))]
+
+
+def ranked_formats(timed: Sequence[TimedFormats], price: Price) -> dict[str, Candidate]:
+    """Return the fastest formats of each problem, each with a candidate, the best for all first.
+
+    That is the least price of what they cost by what was timed, or by the model where nothing was.
+    """
+    examples = {name: like for one in timed for name, like in one.examples.items()}
 
     def expected(name: str) -> float | tuple[float, ...]:
         return price([one.expected_loss(name, examples[name]) for one in timed if one.speeds])
 
-    promising = {name for one in timed for name in one.best()} - searched
-    ranked = sorted(promising, key=lambda name: (expected(name), name))
-    return [examples[name] for name in ranked[: max(0, MOST_FORMATS - len(searched))]]
+    fastest = {name for one in timed for name in one.best()}
+    ranked = sorted(fastest, key=lambda name: (expected(name), name))
+    return {name: examples[name] for name in ranked}
 
 
 def timed_formats(

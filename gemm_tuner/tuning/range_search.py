@@ -20,8 +20,9 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.boundaries import Shape, price_of_losses
 from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.formats import (
+    TimedFormats,
     is_empty,
-    promising_formats,
+    ranked_formats,
     same_tile_in_format,
     timed_formats,
 )
@@ -33,6 +34,7 @@ from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 
 _SEEDS = 2
+_MOST_EXPLORED = 5
 _CAREFUL = (Stage.FINAL, Stage.CONFIRM)
 
 Format = tuple[str, str]  # a family, and its format of packed weights
@@ -46,6 +48,9 @@ class Stopped(Exception):
 class RangeSearch:
     """What is searched for a range, and what is known of it; `alone` is the best of each m.
 
+    `explored` are examples of formats in which a few kernels of each m were tried, and `searched`
+    are those in which an m was searched.
+
     `settings.budget_s` is the time for each m. Each search is a sweep that is stored, so that a
     second one goes on.
     """
@@ -58,6 +63,7 @@ class RangeSearch:
     on_progress: Callable[[Progress], None]
     is_stopped: Callable[[], bool]
     alone: dict[int, Candidate] = field(default_factory=dict)
+    explored: dict[str, Candidate] = field(default_factory=dict)
     searched: set[tuple[int, Format]] = field(default_factory=set)
     budgets: Budgets = field(init=False)
 
@@ -120,30 +126,34 @@ class RangeSearch:
                 )
             self.alone[m] = found
 
-    def formats_to_explore(self, rows: Sequence[int]) -> list[Candidate]:
-        """Return a candidate of each of the formats that promise to cost these m least."""
-        return promising_formats(
-            [
-                timed_formats(self.space(m), self.context, self.repository, self.settings.toolchain)
-                for m in rows
-            ],
-            price_of_losses,
-        )
+    def explore_formats(self, rows: Sequence[int]) -> None:
+        """Try a few kernels of each m in the formats that promise to cost all of them least.
 
-    def explore_formats(self, rows: Sequence[int], formats: Sequence[Candidate]) -> None:
-        """Try a few kernels of each m in some formats.
-
-        They are what is best in the format at the nearest m, and what the model expects most of.
+        Those that were explored before are tried at these `rows`; then the most promising, as long
+        as that is another one: what was tried may speak for it.
         """
-        left, budget_s = len(formats) * len(rows), self.budgets.explored_s
-        for like in formats:
-            for m in rows:
-                left -= 1
-                space = replace(self.space(m), like=like)
-                if not is_empty(space):
-                    few = dict.fromkeys((*self._seeds(space), *shortlist(space, FINALISTS)))
-                    chosen = [*few][:FINALISTS]
-                    self._tune(m, budget_s, later_s=left * budget_s, like=like, chosen=chosen)
+        for name, like in self.explored.items():
+            self._explore(rows, name, like)
+        while len(self.explored) < _MOST_EXPLORED:
+            timed = [self._timed_formats(m) for m in self.alone]
+            name, like = next(iter(ranked_formats(timed, price_of_losses).items()))
+            if name in self.explored:
+                break
+            self.explored[name] = like
+            self._explore(tuple(self.alone), name, like)
+
+    def _explore(self, rows: Sequence[int], name: str, like: Candidate) -> None:
+        """Try what is best in a format at the nearest m, and what the model expects most of."""
+        budget_s = self.budgets.explored_s
+        for place, m in enumerate(rows):
+            space = replace(self.space(m), like=like)
+            if not self._timed_formats(m).is_searched(name, like):
+                few = dict.fromkeys((*self._seeds(space), *shortlist(space, FINALISTS)))
+                later_s = (len(rows) - place - 1) * budget_s
+                self._tune(m, budget_s, later_s=later_s, like=like, chosen=[*few][:FINALISTS])
+
+    def _timed_formats(self, m: int) -> TimedFormats:
+        return timed_formats(self.space(m), self.context, self.repository, self.settings.toolchain)
 
     def search_format(self, like: Candidate) -> None:
         """Search those m in a format that lose much by it: they have the time of the others too.

@@ -122,14 +122,12 @@ class _Splitting:
         rows: Sequence[int] = first_rows(self.problem.m)
         search = self.search
         search.tune_alone(rows)
-        formats = search.formats_to_explore(rows)
         pieces: tuple[Piece, ...] = ()
         while rows:
-            search.explore_formats(rows, formats)
+            search.explore_formats(rows)
             # What is measured between two m may speak for another format than these did.
             wanted, like = search.best_format()
             search.search_format(like)
-            formats = [one for one in formats if one != like] + [like]
             pieces = self._split(wanted)
             between = [one for one in rows_between(pieces) if one not in self.alone]
             rows = between[: max(0, MOST_ROWS - len(self.alone))]

@@ -127,7 +127,7 @@ def test_those_that_lose_by_the_format_share_the_time_of_the_others(
 
     search, sweeps = begin({1: NARROW, 8: WIDE, 64: WIDE}, speed)
 
-    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
+    search.explore_formats(ROWS)
     _wanted, like = search.best_format()
     del sweeps.asked[:]
     search.search_format(like)
@@ -143,14 +143,48 @@ def test_those_that_lose_by_the_format_share_the_time_of_the_others(
 def test_few_kernels_of_each_m_are_tried_in_a_format_and_first_those_of_other_m(
     begin: Callable[..., tuple[RangeSearch, Sweeps]],
 ) -> None:
-    search, sweeps = begin({1: NARROW, 8: WIDE, 64: WIDE}, lambda _candidate, _m: 2.0)
+    def speed(candidate: Candidate, m: int) -> float:
+        return 1.5 if (candidate.micro_kernel.nr, m) == (NARROW.micro_kernel.nr, 64) else 2.0
 
-    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
+    search, sweeps = begin({1: NARROW, 8: WIDE, 64: WIDE}, speed)
 
-    assert {m for m, nr in sweeps.tried if nr == NARROW.micro_kernel.nr} == {*ROWS}
-    assert {m for m, nr in sweeps.tried if nr == WIDE.micro_kernel.nr} == {*ROWS}
+    search.explore_formats(ROWS)
+
+    # An m at which a kernel in the format was confirmed before has no need of it.
+    assert {m for m, nr in sweeps.tried if nr == NARROW.micro_kernel.nr} == {8, 64}
+    assert {m for m, nr in sweeps.tried if nr == WIDE.micro_kernel.nr} == {1}
     assert all(1 <= len(chosen) <= 4 for chosen in sweeps.tried.values())
     assert sweeps.tried[8, NARROW.micro_kernel.nr][0] == Shape.of(NARROW, 1).at(8)
+
+
+def test_formats_are_explored_until_the_most_promising_one_was(
+    begin: Callable[..., tuple[RangeSearch, Sweeps]],
+) -> None:
+    search, sweeps = begin({1: NARROW, 8: WIDE, 64: WIDE}, lambda _candidate, _m: 2.0)
+
+    search.explore_formats(ROWS)
+
+    # What costs nothing anywhere cannot be beaten by what was not tried.
+    assert {nr for _m, nr in sweeps.tried} == {NARROW.micro_kernel.nr}
+    assert len(search.explored) == 1
+
+
+def test_an_m_that_is_measured_later_is_tried_in_the_formats_of_the_others(
+    begin: Callable[..., tuple[RangeSearch, Sweeps]],
+) -> None:
+    def speed(candidate: Candidate, m: int) -> float:
+        losing = {(NARROW.micro_kernel.nr, 24), (WIDE.micro_kernel.nr, 1)}
+        return 1.5 if (candidate.micro_kernel.nr, m) in losing else 2.0
+
+    search, sweeps = begin({1: NARROW, 8: WIDE, 24: WIDE, 64: WIDE}, speed)
+    search.explore_formats(ROWS)
+    assert search.best_format()[1].micro_kernel.nr == NARROW.micro_kernel.nr
+
+    search.tune_alone([24])
+    search.explore_formats([24])
+
+    assert (24, NARROW.micro_kernel.nr) in sweeps.tried
+    assert (1, WIDE.micro_kernel.nr) in sweeps.tried  # which promises more now
 
 
 def test_the_tile_that_won_an_m_is_tried_in_a_format_that_it_can_read(
@@ -159,7 +193,7 @@ def test_the_tile_that_won_an_m_is_tried_in_a_format_that_it_can_read(
     flat = Candidate.parse("avx512_f32_1x48 mc1_nc768_kc384 jc_ic_jr_ir")
     search, sweeps = begin({1: flat, 8: NARROW, 64: NARROW}, lambda _candidate, _m: 2.0)
 
-    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
+    search.explore_formats(ROWS)
 
     # Blocks are as deep as those of the format, and three of its panels lie side by side.
     in_format = "avx512_f32_1x48 mc1_nc768_kc768 jc_ic_jr_ir ws3"
@@ -198,7 +232,7 @@ def test_a_format_that_loses_much_at_one_m_does_not_win_by_a_little_at_the_other
 
     search, _sweeps = begin({1: NARROW, 8: WIDE, 64: WIDE}, speed)
 
-    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
+    search.explore_formats(ROWS)
     (_family, packed), like = search.best_format()
 
     assert "nr16" in packed
@@ -260,10 +294,12 @@ def test_an_m_is_compared_with_the_best_that_any_search_found(
     begin: Callable[..., tuple[RangeSearch, Sweeps]],
 ) -> None:
     def speed(candidate: Candidate, m: int) -> float:
+        if candidate == NARROW and m == 1:
+            return 1.5
         return 2.5 if (m, candidate) == (8, WIDE) else 2.0
 
     search, _sweeps = begin({1: WIDE, 8: NARROW, 64: WIDE}, speed)
-    search.explore_formats(ROWS, search.formats_to_explore(ROWS))
+    search.explore_formats(ROWS)
     search.renew_alone()
 
     assert search.alone[8] == WIDE
