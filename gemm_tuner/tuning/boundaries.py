@@ -3,14 +3,13 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import inf, isqrt
+from math import floor, inf, isqrt, log2
 
 from gemm_tuner.domain.candidate import MOST_KERNELS, Candidate, UpTo
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.space.tile import round_up
 
-_FIRST_STEP = 2.0
-_MOST_FIRST = 13
+_MOST_FIRST = 14
 # Between two m that are nearer, a boundary need not be known better.
 _NEAR = 1.3
 # The speed, summed over all measured m, that one more kernel has to win.
@@ -57,14 +56,15 @@ def can_be_split(rows: Rows) -> bool:
 
 
 def first_rows(rows: Rows) -> tuple[int, ...]:
-    """Return the m of a range to measure first: its ends, and some with a constant ratio."""
+    """Return the m of a range to measure first: its ends, and some with a constant ratio.
+
+    That is a little below two. With two, all m would be powers of two, and tiles of as many rows
+    would look better than they are for others.
+    """
     low, high = max(1, rows.low), rows.high
-    step = max(_FIRST_STEP, (high / low) ** (1 / (_MOST_FIRST - 1)))
-    count = 0
-    found = [low]
-    while (last := round(low * step ** (count := count + 1))) * _NEAR < high:
-        found.append(last)
-    return tuple(dict.fromkeys([*found, high]))
+    steps = min(floor(log2(high / low)) + 1, _MOST_FIRST - 1)
+    found = (round(low * (high / low) ** (step / steps)) for step in range(steps + 1))
+    return tuple(dict.fromkeys(found))
 
 
 def price_of_losses(losses: Collection[float]) -> float:

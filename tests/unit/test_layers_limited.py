@@ -62,9 +62,9 @@ def test_no_layer_is_tuned_once_the_time_is_spent() -> None:
 
 def test_a_wide_range_has_the_time_of_each_m_that_it_is_tuned_at() -> None:
     source = _Source()
-    limited = LimitedSource(source, 30.0, clock=lambda: source.now_s)
+    limited = LimitedSource(source, 34.0, clock=lambda: source.now_s)
 
-    limited.tune(_wanted(65, "1..64"), 10.0, is_quiet=True)  # 7 m, searched and compared
+    limited.tune(_wanted(65, "1..64"), 10.0, is_quiet=True)  # 8 m, searched and compared
 
     assert source.budgets == [2.0]
     assert [one.reasons for one in limited.choices(_wanted(1))] == [(f"{N}",)]
