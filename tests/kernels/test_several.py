@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from grids import grid_toolchain
+from needs import need_cpu
 from numpy.typing import NDArray
 from proof import Needs, Subject, prove_all
 
@@ -66,6 +67,29 @@ def test_several_kernels_of_each_kind_are_right_together() -> None:
     ]
 
     assert prove_all(subjects, grid_toolchain(as_served=False)) == {}
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        "scalar_f32_3x4 mc12_nc12_kc10 jc_ic_jr_ir pack_x",
+        "scalar_f32_4x4 mc8_nc4_kc20 ic_jc_ir_jr",
+        "avx2_f32_6x16 mc24_nc16_kc20 jc_ic_jr_ir pf_next",
+        "avx2_f32_13x8 mc39_nc16_kc10 ic_jc_jr_ir pack_x pf_next",
+    ],
+)
+def test_a_row_has_the_same_bits_whatever_tiles_share_the_rows(candidate: str) -> None:
+    need_cpu(family_named(Candidate.parse(candidate).micro_kernel.family).isa)
+    kernel = _kernel(candidate, problem="f32 1..41x9x20 nk bias")
+    random = np.random.default_rng(3)
+    x, w = random.standard_normal((41, 20), np.float32), random.standard_normal((9, 20), np.float32)
+    bias, packed = random.standard_normal(9, np.float32), kernel.pack(w)
+
+    alone = np.concatenate([kernel(x[m : m + 1], packed, bias=bias) for m in range(41)])
+
+    np.testing.assert_allclose(alone, x @ w.T + bias, rtol=1e-4, atol=1e-5)
+    for m in range(1, 42):
+        np.testing.assert_array_equal(kernel(x[:m], packed, bias=bias), alone[:m], strict=True)
 
 
 @pytest.mark.parametrize("boundary", [2, 5])
