@@ -11,6 +11,7 @@ twice, and the faster of the two counts: where packed weights come to lie makes 
 
 import argparse
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from statistics import geometric_mean, median
 from time import perf_counter
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 import gemm_tuner.torch as gt
+from gemm_tuner.errors import GemmTunerError
 
 ROWS = (1, 3, 8, 16, 33, 64)
 RANGE = "1..64"
@@ -32,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--db", required=True, help="database, such as sqlite:////tmp/a.sqlite3")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds to tune each m")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, choices=range(1, 257), metavar="N", default=1)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     for name, dtype in TYPES.items():
@@ -91,4 +93,7 @@ def _seconds(call: Callable[[Any], Any], x: Any) -> float:  # noqa: ANN401 - a t
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GemmTunerError as error:
+        sys.exit(f"Error: {error}")

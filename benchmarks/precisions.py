@@ -10,12 +10,15 @@ of the first: the median over the rounds, and their least and greatest. Be alone
 """
 
 import argparse
+import sys
 from contextlib import ExitStack
 from statistics import median
 
 from gemm_tuner.cli.options import parse_duration_s
+from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.models.messages import Order, Question, Ready, Sampled
 from gemm_tuner.models.process import WayProcess
+from gemm_tuner.models.table import MODELS, PRECISIONS, WAYS
 from gemm_tuner.store.sql.database import default_database_url
 
 CALLS = 3
@@ -25,15 +28,19 @@ DEADLINE_S = 1200.0
 def main() -> None:
     """Print a line for each type."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", default="llama-decode")
+    parser.add_argument("model", nargs="?", default="llama-decode", choices=MODELS)
     parser.add_argument("--dtypes", default="bf16,bf16_u4")
-    parser.add_argument("--way", default="enable-cpp-wrapper")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--way", default="enable-cpp-wrapper", choices=WAYS)
+    parser.add_argument("--threads", type=int, choices=range(1, 257), metavar="N", default=1)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--db", default="")
     parser.add_argument("--budget", default="5s")
     asked = parser.parse_args()
-    dtypes = asked.dtypes.split(",")
+    dtypes = list(dict.fromkeys(asked.dtypes.split(",")))
+    if unknown := set(dtypes) - PRECISIONS.keys():
+        raise InvalidSetting(f"types {', '.join(sorted(unknown))} are not known.")
+    if asked.rounds < 1:
+        raise InvalidSetting(f"--rounds {asked.rounds} times nothing; give 1 or more.")
     with ExitStack() as processes:
         ways = {}
         for dtype in dtypes:
@@ -67,4 +74,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except GemmTunerError as error:
+        sys.exit(f"Error: {error}")

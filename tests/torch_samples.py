@@ -43,10 +43,21 @@ def operator_calls(function: Any, *inputs: Any) -> dict[str, int]:  # noqa: ANN4
     return {one.key: one.count for one in profile.key_averages() if "gemm_tuner::" in one.key}
 
 
-def passed(enabled: Any, model: Any, *inputs: Any, tracing_mode: str = "fake") -> Any:  # noqa: ANN401
+def passed(
+    enabled: Any,  # noqa: ANN401 - a pass
+    model: Any,  # noqa: ANN401 - a module
+    *inputs: Any,  # noqa: ANN401 - tensors
+    tracing_mode: str = "fake",
+    decompositions: Any = None,  # noqa: ANN401 - of operators
+) -> Any:  # noqa: ANN401 - a module
     """Return a model as a graph that a pass has changed, to be called: nothing is compiled."""
     with torch.no_grad():
-        graph = make_fx(model, tracing_mode=tracing_mode, _allow_non_fake_inputs=True)(*inputs)
+        graph = make_fx(
+            model,
+            decomposition_table=decompositions,
+            tracing_mode=tracing_mode,
+            _allow_non_fake_inputs=True,
+        )(*inputs)
         with torch._inductor.config.patch(freezing=True):
             enabled(graph.graph)
     graph.recompile()

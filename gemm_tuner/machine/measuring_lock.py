@@ -56,7 +56,7 @@ def _wait_for(
 ) -> None:
     told_s = -_TELL_EVERY_S
     while not lock.acquire():
-        if is_stopped() or time.monotonic() >= _waits_until_s.get():
+        if is_stopped() or is_time_over():
             raise PreparationStopped(f"stopped while it was waiting for {lock.holder_text()}.")
         if time.monotonic() - told_s >= _TELL_EVERY_S:
             on_wait(f"waiting for {lock.holder_text()}")
@@ -72,6 +72,11 @@ def waiting_at_most(seconds: float) -> Iterator[None]:
         yield
     finally:
         _waits_until_s.reset(before)
+
+
+def is_time_over() -> bool:
+    """Return whether the time is over that this thread may wait for others."""
+    return time.monotonic() >= _waits_until_s.get()
 
 
 @contextmanager

@@ -124,6 +124,8 @@ def layer_problems(
     Raises:
         InvalidInput: an argument cannot be used.
     """
+    if isinstance(m, str):
+        raise InvalidSetting(f"m is {m!r}; give a list, [{m!r}].")
     problems = [
         Problem.create(
             rows, n, k, dtype=dtype, w_layout=w_layout, epilogue=epilogue, reduction=reduction

@@ -39,6 +39,7 @@ from gemm_tuner.torch.beside_convolution import is_faster_than_convolution
 from gemm_tuner.torch.chains import AnyProduct, OfActivations, chain, steps_of, with_steps
 from gemm_tuner.torch.epilogues import Step, steps_after
 from gemm_tuner.torch.exporting import write_kernels
+from gemm_tuner.torch.folding import fold_channels
 from gemm_tuner.torch.four_bits import without_whole_slices
 from gemm_tuner.torch.graphs import ATTENTION, FAST_PATHS, Graph, Node, is_recorded
 from gemm_tuner.torch.joining import (
@@ -152,7 +153,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         number of a layer follows from the bytes of its kernels. Without, the pass changes nothing.
         The number rises when the code that calls them changes.
         """
-        return "gemm_tuner.torch 6"
+        return "gemm_tuner.torch 7"
 
     def write_kernels(self, folder: str | Path) -> Path:
         """Write the kernels of what was compiled since this was enabled, and the operators.
@@ -189,6 +190,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         self._leave_fast_paths(graph)
         constants = constants_of(graph)
         as_one_product(graph, constants)
+        constants = fold_channels(graph, constants)
         without_whole_slices(graph)
         varying = frozenset() if is_inner(graph) else activations_of(graph, constants)
         groups = groups_of(products_of(graph.nodes, constants), constants)

@@ -136,7 +136,7 @@ def _of_four_bits(node: Node, constants: frozenset[Node]) -> Product | None:
 
 def _of_floats(node: Node, constants: frozenset[Node]) -> Product | None:
     """Return a product of floats, or of bytes that floats were made of."""
-    name, convolution = module_of(node), _convolution(node)
+    name, convolution = module_of(node), convolution_at(node)
     if node.target is ATEN.addmm.default and not node.kwargs:
         bias, x, w_t = node.args
         w = untransposed(w_t)
@@ -166,7 +166,8 @@ def _of_floats(node: Node, constants: frozenset[Node]) -> Product | None:
     return given
 
 
-def _convolution(node: Node) -> Convolution | None:
+def convolution_at(node: Node) -> Convolution | None:
+    """Return the convolution of images that a node computes, None if it is none."""
     if node.target is not ATEN.convolution.default:
         return None
     x, w, *_how = node.args
@@ -275,9 +276,11 @@ def _is_repeated(w: Node) -> bool:
 
 def is_constant(node: Node, constants: frozenset[Node]) -> bool:
     """Return whether a node is a constant, or shows or casts one: freezing computes it then."""
-    while node.op == "call_function" and (node.target in _FOLDED):
+    while node not in constants:
+        if node.op != "call_function" or node.target not in _FOLDED:
+            return False
         node = node.args[0]
-    return node in constants
+    return True
 
 
 def is_inner(graph: Graph) -> bool:

@@ -72,6 +72,7 @@ class _Sum:
     kind: Kind
     seconds: float
     name: str | None
+    is_normalised: bool = False
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -87,6 +88,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         self._sum: _Sum | None = None
         self.seen: dict[Kind, Seen] = {}
 
+    supports_higher_order_operators = True  # which run as they are, without their products
+
     def __torch_dispatch__(
         self,
         function: Any,  # noqa: ANN401 - an operator
@@ -97,14 +100,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         factors = _factors(function, args)
         is_convolution = function is _ATEN.convolution.default
         attention = _attention(function, args, kwargs or {})
-        if (
-            factors is None
-            and attention is None
-            and not is_convolution
-            and isinstance(function, OpOverload)
-            and function not in _SIMPLE
-            and not any(isinstance(one, torch.Tensor) and one.is_nested for one in args)
-        ):
+        is_product = is_convolution or factors is not None or attention is not None
+        if not is_product and _may_be_made_of_others(function, args):
             # In inference mode nothing was taken apart yet.
             with self:
                 result = function.decompose(*args, **(kwargs or {}))
@@ -194,9 +191,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         if not any(_shares_memory(one, last.y) for one in args):
             return
         self._sum = None
-        if function is _NORMALISES:
+        of_model = all(one is None or self._names.of(one) is not None for one in args[1:5])
+        if function is _NORMALISES and of_model and not last.is_normalised:
+            self._sum = replace(last, kind=replace(last.kind, has_bias=True), is_normalised=True)
             self._remove(last)
-            self._add(replace(last.kind, has_bias=True), last.seconds, last.name)
+            self._add(self._sum.kind, last.seconds, last.name)
+        elif last.is_normalised:  # read by another too, so that nothing is folded
+            self._remove(last)
+            self._add(replace(last.kind, has_bias=False), last.seconds, last.name)
 
     def _remove(self, one: _Sum) -> None:
         """Take back what was added."""
@@ -232,7 +234,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         """Add a convolution that `enable` takes as a product of its patches."""
         x, w, bias, *_how = args
         name, found = self._names.of(w), convolution_of(args, (x, w, y))
-        if name is None or found is None or found.why_left:
+        if name is None or found is None or found.why_left or x.dtype not in TYPES:
             return
         m, n, k = found.sizes
         kind = Kind(
@@ -287,6 +289,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # without PyTorch, it 
         if self._turned.of(w) is None:
             return own.value
         return (WeightLayout.KN if own is WeightLayout.NK else WeightLayout.NK).value
+
+
+def _may_be_made_of_others(function: Any, args: tuple[Any, ...]) -> bool:  # noqa: ANN401
+    return (
+        isinstance(function, OpOverload)
+        and function not in _SIMPLE
+        and not any(isinstance(one, torch.Tensor) and one.is_nested for one in args)
+    )
 
 
 def _factors(function: Any, args: tuple[Any, ...]) -> tuple[Any, Any, Any] | None:  # noqa: ANN401

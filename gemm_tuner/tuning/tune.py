@@ -187,7 +187,6 @@ def tune_layer(
             repository=repository,
             settings=own_settings,
             on_progress=partial(show, problem),
-            is_stopped=lambda: False,
         )
     sharing = sweep_shared(
         problems,

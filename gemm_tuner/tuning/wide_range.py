@@ -6,8 +6,8 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
-from gemm_tuner.errors import TrialFailed
-from gemm_tuner.machine.measuring_lock import measuring
+from gemm_tuner.errors import PreparationStopped, TrialFailed
+from gemm_tuner.machine.measuring_lock import is_time_over, measuring
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.boundaries import can_be_split, first_rows
@@ -15,6 +15,7 @@ from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.finished import recall_finished
 from gemm_tuner.tuning.progress import Progress, waiting
 from gemm_tuner.tuning.race import expected_baseline, find_race
+from gemm_tuner.tuning.range_search import Stopped
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.split_range import split_range
 from gemm_tuner.tuning.sweep import sweep
@@ -43,7 +44,6 @@ def tune_rows(
     repository: Repository,
     settings: SweepSettings,
     on_progress: Callable[[Progress], None],
-    is_stopped: Callable[[], bool],
 ) -> None:
     """Sweep a problem, or tune a wide range of m as one library of a few kernels.
 
@@ -51,13 +51,14 @@ def tune_rows(
     tuned again. Where it cannot be split, one kernel is tuned at its greatest m.
 
     Raises:
+        PreparationStopped: the time is over that this thread may wait; what was tried is kept.
         GemmTunerError: as in a sweep.
     """
     if is_wide(problem.m):
         if _is_split(problem, context, cpu, repository, settings):
             return
         try:
-            with measuring(is_stopped, lambda text: on_progress(waiting(text))):
+            with measuring(on_wait=lambda text: on_progress(waiting(text))):
                 split_range(
                     problem,
                     context=context,
@@ -65,8 +66,12 @@ def tune_rows(
                     repository=repository,
                     settings=settings,
                     on_progress=on_progress,
-                    is_stopped=is_stopped,
+                    is_stopped=is_time_over,
                 )
+        except PreparationStopped:
+            raise
+        except Stopped as error:
+            raise PreparationStopped(f"{problem.text!r} is not split yet.") from error
         except TrialFailed:
             pass
         else:
@@ -78,7 +83,7 @@ def tune_rows(
         repository=repository,
         settings=settings,
         on_progress=on_progress,
-        is_stopped=is_stopped,
+        is_stopped=lambda: False,
     )
 
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,10 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import NotEnoughMemory, TrialFailed
+from gemm_tuner.errors import InvalidSetting, NotEnoughMemory, PreparationStopped, TrialFailed
+from gemm_tuner.layers.limited import within
+from gemm_tuner.layers.sources import StoredKernels
+from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.resources import templates_dir
 from gemm_tuner.runtime.load import Kernel
@@ -179,9 +183,26 @@ def test_a_layer_splits_a_wide_range_unless_that_was_done(
     assert asked == []
 
     tune(0.6)
+    note("split_range", Stopped())
+    with pytest.raises(PreparationStopped, match="is not split yet"):
+        tune(0.6)
+    asked.pop()
     note("split_range", TrialFailed("it was not timed"))
     tune(0.6)
     assert asked == ["split_range 0.4", "split_range 0.4", "sweep 0.4"]
+
+
+def test_a_range_is_left_where_the_time_for_all_layers_is_over(swept: str) -> None:
+    limited = within(StoredKernels(swept), 2.0)
+    wanted = WantedLayer(n=N, k=K + 1, rows=("1..64",), dtype="f32", epilogue="none", threads=1)
+
+    begin_s = monotonic()
+    with pytest.raises(InvalidSetting, match="total_budget_s are over: .*is not split yet"):
+        limited.tune(wanted, 10.0, is_quiet=True)
+
+    assert monotonic() - begin_s < 60
+    with pytest.raises(InvalidSetting, match="were over before it"):
+        limited.tune(wanted, 10.0, is_quiet=True)
 
 
 def test_a_job_with_time_for_it_splits_a_range(swept: str, monkeypatch: pytest.MonkeyPatch) -> None:

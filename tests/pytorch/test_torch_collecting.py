@@ -1,5 +1,6 @@
 """Which products models of PyTorch compute; skipped where PyTorch is not installed."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,22 @@ def test_convolutions_that_kernels_may_take_are_collected(mode: Any) -> None:  #
         (f"f32 {2 * 6 * 6}x128x{9 * 128} nk bias", ("1.weight",)),
     }
     assert all(Problem.parse(one.problem).text == one.problem for one in found)
+
+
+def test_what_kernels_cannot_take_is_not_collected_and_branches_run() -> None:
+    convolution = torch.nn.Conv2d(K, N, 1).eval().to(memory_format=torch.channels_last)
+
+    def branches(x: Any) -> Any:  # noqa: ANN401 - tensors
+        return torch.cond(x.sum() > 0, convolution, lambda one: convolution(one) * 2, (x,))
+
+    x = sample_x(2, K, 3, 5).to(memory_format=torch.channels_last)
+    for model, given in (
+        (copy.deepcopy(convolution).double(), x.double()),
+        (copy.deepcopy(convolution).half(), x.half()),
+        (branches, x),
+    ):
+        with torch.no_grad():
+            assert len(gt.collect(model, given)) == 0
 
 
 def test_a_width_of_as_many_elements_as_columns_gets_no_bias() -> None:

@@ -226,6 +226,19 @@ def test_products_by_onednn_are_none_that_inductor_fuses(
     assert all(told) is torch.backends.mkl.is_available()
 
 
+@pytest.mark.parametrize(
+    "bias", [lambda: torch.randn(N, K)[:, 0], lambda: torch.randn(1).expand(N), lambda: None]
+)
+def test_a_product_by_onednn_reads_a_bias_that_is_not_dense(bias: Any) -> None:  # noqa: ANN401
+    library()
+    x, w, given = sample_x(), torch.randn(N, K), bias()
+    packed = torch.ops.gemm_tuner.onednn_pack(w, len(x))
+
+    y = torch.ops.gemm_tuner.onednn_linear(x, packed, given, N)
+
+    check(y, torch.nn.functional.linear(x, w, given))
+
+
 def test_a_product_by_onednn_is_refused_where_it_is_recorded() -> None:
     library()
     x, w = sample_x(), torch.randn(N, K)

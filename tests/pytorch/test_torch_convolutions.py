@@ -9,6 +9,7 @@ torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 gt: Any = pytest.importorskip("gemm_tuner.torch")
 
+from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import LINEAR, K, N, check, operator_calls, passed, sample_x  # noqa: E402
 
@@ -308,3 +309,84 @@ def test_patches_pass_the_checks_of_pytorch() -> None:
     recorded = _image().requires_grad_()
     with pytest.raises(NotImplementedError, match="derivative"):
         operator(recorded, [1, 1], [1, 1], [0, 0], [1, 1])
+
+
+class _Normalised(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """A convolution, and what `after` makes of its y and of a normalisation."""
+
+    def __init__(self, after: Any, n: int, *window: int, bias: bool = False) -> None:  # noqa: ANN401
+        super().__init__()
+        self.conv = torch.nn.Conv2d(K, n, *window, bias=bias)
+        self.norm, self.other = torch.nn.BatchNorm2d(n), torch.nn.BatchNorm2d(n)
+        for norm in (self.norm, self.other):
+            for parameter in (norm.weight, norm.bias, norm.running_mean):
+                torch.nn.init.normal_(parameter)
+            torch.nn.init.uniform_(norm.running_var, 0.5, 2.0)
+        self.after = after
+
+    def forward(self, x: Any) -> Any:  # noqa: ANN401 - tensors
+        return self.after(self, self.conv(x), x)
+
+
+def _by_the_batch(self: Any, y: Any, x: Any) -> Any:  # noqa: ANN401 - tensors
+    mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3))
+    return torch.nn.functional.batch_norm(y, mean[:N], var[:N], self.norm.weight, self.norm.bias)
+
+
+@pytest.mark.parametrize(
+    ("after", "n", "window", "asked"),
+    [
+        (lambda self, y, _x: self.norm(y), N, (1,), "bias"),
+        (lambda self, y, _x: torch.relu(self.norm(y)), N, (1,), "bias+relu"),
+        (lambda self, y, _x: self.norm(y), 128, (3, 2, 1), "bias"),
+        (lambda self, y, _x: self.norm(y) + y, N, (1,), "none"),
+        (lambda self, y, _x: self.norm(y) + self.other(y), N, (1,), "none"),
+        (lambda self, y, _x: self.other(self.norm(y)), N, (1,), "bias"),
+        (lambda self, y, _x: 2 - y * self.norm.weight[:, None, None], N, (1,), "none"),
+        (lambda self, y, _x: self.norm.weight[:, None, None] - y, N, (1,), "none"),
+        (lambda self, y, _x: y * self.norm.weight[: y.shape[-1]], N, (1,), "none"),
+        (_by_the_batch, N, (1,), "none"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_what_normalises_channels_is_folded_into_weights_and_bias(
+    after: Any,  # noqa: ANN401
+    n: int,
+    window: tuple[int, ...],
+    asked: str,
+    dtype: str,
+    *,
+    bias: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compiling, "is_faster_than_convolution", lambda *_, **__: Beside(True, ""))
+    model = _Normalised(after, n, *window, bias=bias).eval().to(getattr(torch, dtype))
+    model = model.to(memory_format=torch.channels_last)
+    x, source = _image(dtype), Kernels()
+    enabled = gt.enable(source)
+    with torch.no_grad():
+        graph = passed(enabled, model, x, decompositions=select_decomp_table())
+        y, expected = graph(x), model(x)
+
+    check(y, expected)
+    assert y.stride() == expected.stride()
+    (layer,) = enabled.report.taken
+    assert layer.problem.split()[-1] == ("bias" if bias and asked == "none" else asked)
+
+
+def test_collect_and_enable_ask_for_the_same_of_what_is_normalised() -> None:
+    for after in (
+        lambda self, y, _x: self.norm(y),
+        lambda self, y, _x: self.norm(y) + y,
+        lambda self, y, _x: self.norm(y) + self.other(y),
+        _by_the_batch,
+    ):
+        model = _Normalised(after, N, 1).eval().to(memory_format=torch.channels_last)
+        enabled = gt.enable(Kernels())
+        with torch.no_grad():
+            (found,) = gt.collect(model, _image())
+            passed(enabled, model, _image(), decompositions=select_decomp_table())
+
+        (layer,) = enabled.report
+        assert found.problem.split()[-1] == layer.problem.split()[-1]

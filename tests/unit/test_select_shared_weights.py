@@ -15,7 +15,14 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.select.shared_weights import LIBRARY, Sharing, fewest_formats, loss_beside, share
+from gemm_tuner.select.shared_weights import (
+    LIBRARY,
+    Sharing,
+    fewest_formats,
+    layer_problems,
+    loss_beside,
+    share,
+)
 from gemm_tuner.store.repository import Repository
 
 
@@ -101,6 +108,11 @@ def test_what_is_much_slower_than_the_baseline_is_left_to_it(repository: Reposit
     assert formats_of(sharing)[1] == LIBRARY
     assert sharing.kernels[1].chosen.verdict.artifact is None
     assert "left to the baseline" in sharing.kernels[1].explain[-1]
+
+
+def test_rows_are_a_list() -> None:
+    with pytest.raises(InvalidSetting, match=r"m is '1..8'; give a list, \['1..8'\]"):
+        layer_problems(17, 33, m="1..8", dtype="f32", epilogue="none", w_layout="nk", max_loss=0.02)
 
 
 def test_one_kernel_takes_no_place_of_several_for_a_range(repository: Repository) -> None:

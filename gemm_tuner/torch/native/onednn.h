@@ -19,7 +19,9 @@ Tensor onednn_linear(const Tensor &x, const Tensor &packed, const std::optional<
     static const auto op = c10::Dispatcher::singleton()
                                .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
                                .typed<Multiply>();
-    return op.call(x, packed, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+    // It reads a bias as if its elements lay side by side.
+    const std::optional<Tensor> dense = bias ? std::optional(bias->contiguous()) : std::nullopt;
+    return op.call(x, packed, dense, "none", c10::List<std::optional<at::Scalar>>(), "");
 }
 
 /* The shape of packed weights is that of w; what is packed has no strides. */
