@@ -197,7 +197,7 @@ def test_a_range_is_left_where_the_time_for_all_layers_is_over(swept: str) -> No
     wanted = WantedLayer(n=N, k=K + 1, rows=("1..64",), dtype="f32", epilogue="none", threads=1)
 
     begin_s = monotonic()
-    with pytest.raises(InvalidSetting, match="total_budget_s are over: .*is not split yet"):
+    with pytest.raises(InvalidSetting, match=r"total_budget_s are over: .*is not split yet"):
         limited.tune(wanted, 10.0, is_quiet=True)
 
     assert monotonic() - begin_s < 60
