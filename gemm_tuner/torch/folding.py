@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gemm_tuner.torch.graphs import ATEN, CASTS, PRIMS, Graph, Node, as_floats, new_node
+from gemm_tuner.torch.graphs import ATEN, CASTS, PRIMS, Graph, Node, are_same, as_floats, new_node
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.products import convolution_at
 
@@ -82,9 +82,10 @@ def _steps_after(node: Node, known: dict[Node, bool]) -> _Steps | None:
             steps.append((after.target, other))
         at = after
         found = at.meta.get("val")
-        if found is None or found.shape != value.shape:
+        if found is None or not are_same(found.shape, value.shape):
             break
-        if steps and found.dtype == value.dtype and found.stride() == value.stride():
+        is_alike = found.dtype == value.dtype and are_same(found.stride(), value.stride())
+        if steps and is_alike:
             last = _Steps(tuple(steps), at)
         if found.dtype not in (value.dtype, torch.float32):
             break
