@@ -13,7 +13,7 @@ from gemm_tuner.torch.graphs import ATEN, CASTS, PRIMS, Graph, Node, are_same, a
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.products import convolution_at
 
-_STEPS = (ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor)
+_STEPS = (ATEN.add.Tensor, ATEN.sub.Tensor, ATEN.mul.Tensor, ATEN.div.Tensor)
 _IN_ANY_ORDER = (ATEN.add.Tensor, ATEN.mul.Tensor)
 
 # What statistics and weights of a normalisation go through.
@@ -23,7 +23,10 @@ _COMPUTED = {
     ATEN.sqrt.default,
     ATEN.rsqrt.default,
     ATEN.reciprocal.default,
+    ATEN.exp.default,
     ATEN.unsqueeze.default,
+    ATEN.reshape.default,
+    ATEN.view.default,
 }
 
 
@@ -53,18 +56,18 @@ def fold_channels(graph: Graph, constants: frozenset[Node]) -> frozenset[Node]:
         after = _steps_after(node, known)
         if after is not None:
             folded.add(_fold(graph, node, after))
+    graph.eliminate_dead_code()
     return constants | folded
 
 
-def _is_computed(node: Any, known: dict[Node, bool]) -> bool:  # noqa: ANN401 - a node, or a number
+def _is_computed(node: Any, known: dict[Node, bool]) -> bool:  # noqa: ANN401 - a node, or numbers
     """Return whether freezing computes a node: of constants alone, without chance or effect."""
     if not isinstance(node, torch.fx.Node):
-        return isinstance(node, int | float)
+        numbers = node if isinstance(node, list | tuple) else [node]
+        return all(isinstance(one, int | float | torch.dtype) for one in numbers)
     if node not in known:
         is_pure = node.op == "call_function" and not node.kwargs and node.target in _COMPUTED
-        known[node] = is_pure and all(
-            isinstance(one, torch.dtype) or _is_computed(one, known) for one in node.args
-        )
+        known[node] = is_pure and all(_is_computed(one, known) for one in node.args)
     return known[node]
 
 
@@ -75,7 +78,7 @@ def _steps_after(node: Node, known: dict[Node, bool]) -> _Steps | None:
     last, at = None, node
     while len(at.users) == 1:
         [after] = at.users
-        if after.target is not PRIMS.convert_element_type.default:
+        if not steps or after.target is not PRIMS.convert_element_type.default:
             other = _other(after, at)
             if not _is_of_channels(other, value.shape[1]) or not _is_computed(other, known):
                 break
@@ -115,8 +118,11 @@ def _fold(graph: Graph, node: Node, after: _Steps) -> Node:
     dtype, n = node.meta["val"].dtype, node.meta["val"].shape[1]
     with graph.inserting_before(after.result):
         scale, shift = None, None if bias is None else as_floats(graph, bias)
-        for target, other in after.steps:
+        for step, other in after.steps:
+            target = step
             flat = as_floats(graph, new_node(graph, ATEN.reshape.default, (other, [n])))
+            if target is ATEN.div.Tensor:
+                target, flat = ATEN.mul.Tensor, new_node(graph, ATEN.reciprocal.default, (flat,))
             if target is ATEN.mul.Tensor:
                 scale = flat if scale is None else new_node(graph, target, (scale, flat))
                 shift = None if shift is None else new_node(graph, target, (shift, flat))
@@ -133,7 +139,6 @@ def _fold(graph: Graph, node: Node, after: _Steps) -> Node:
         folded = new_node(graph, ATEN.convolution.default, (x, w, bias, *how))
         folded.meta = {**node.meta, **folded.meta}  # such as the path of its module
     after.result.replace_all_uses_with(folded)
-    graph.eliminate_dead_code()
     return w
 
 

@@ -333,10 +333,26 @@ def _by_the_batch(self: Any, y: Any, x: Any) -> Any:  # noqa: ANN401 - tensors
     return torch.nn.functional.batch_norm(y, mean[:N], var[:N], self.norm.weight, self.norm.bias)
 
 
+def _frozen(self: Any, y: Any, _x: Any) -> Any:  # noqa: ANN401 - tensors
+    """Normalise as models do that are trained with fixed statistics."""
+    norm = self.norm
+    scale = norm.weight.reshape(1, -1, 1, 1) * (norm.running_var.view(1, -1, 1, 1) + 1e-5).rsqrt()
+    return y * scale + (norm.bias.reshape(1, -1, 1, 1) - norm.running_mean[:, None, None] * scale)
+
+
+def _unread(self: Any, y: Any, x: Any) -> Any:  # noqa: ANN401 - tensors
+    result = self.norm(y)
+    self.conv(x)
+    return result
+
+
 @pytest.mark.parametrize(
     ("after", "n", "window", "asked"),
     [
         (lambda self, y, _x: self.norm(y), N, (1,), "bias"),
+        (_frozen, N, (1,), "bias"),
+        (_unread, N, (1,), "bias"),
+        (lambda self, y, _x: y / self.norm.weight.exp()[:, None, None], N, (1,), "none"),
         (lambda self, y, _x: torch.relu(self.norm(y)), N, (1,), "bias+relu"),
         (lambda self, y, _x: self.norm(y), 128, (3, 2, 1), "bias"),
         (lambda self, y, _x: self.norm(y) + y, N, (1,), "none"),
@@ -373,6 +389,23 @@ def test_what_normalises_channels_is_folded_into_weights_and_bias(
     assert y.stride() == expected.stride()
     (layer,) = enabled.report.taken
     assert layer.problem.split()[-1] == ("bias" if bias and asked == "none" else asked)
+
+
+def test_what_is_cast_before_it_is_normalised_keeps_its_bits() -> None:
+    """Freezing leaves it too: weights of 16 bits would be rounded twice."""
+    convolution, norm = torch.nn.Conv2d(K, N, 1, bias=False).bfloat16(), torch.nn.BatchNorm2d(N)
+    torch.nn.init.normal_(norm.eval().bias)
+    enabled, x = gt.enable(Kernels()), _image("bfloat16")
+    with torch.no_grad():
+        passed(
+            enabled,
+            lambda x: norm(convolution(x).float()).bfloat16(),
+            x,
+            decompositions=select_decomp_table(),
+        )
+
+    (layer,) = enabled.report
+    assert layer.problem.split()[-1] == "none"
 
 
 def test_collect_and_enable_ask_for_the_same_of_what_is_normalised() -> None:
