@@ -56,7 +56,8 @@ def fold_channels(graph: Graph, constants: frozenset[Node]) -> frozenset[Node]:
         after = _steps_after(node, known)
         if after is not None:
             folded.add(_fold(graph, node, after))
-    graph.eliminate_dead_code()
+    if folded:
+        graph.eliminate_dead_code()
     return constants | folded
 
 
