@@ -80,10 +80,12 @@ def promising_formats(timed: Sequence[TimedFormats], price: Price) -> list[Candi
 
     They are fewer where some were searched before.
     """
-    ranked = ranked_formats(timed, price)
     searched = {
-        name for name, like in ranked.items() if all(one.is_searched(name, like) for one in timed)
+        name
+        for name, like in _examples(timed).items()
+        if all(one.is_searched(name, like) for one in timed)
     }
+    ranked = ranked_formats(timed, price)
     left = [like for name, like in ranked.items() if name not in searched]
     return left[: max(0, MOST_FORMATS - len(searched))]
 
@@ -93,7 +95,7 @@ def ranked_formats(timed: Sequence[TimedFormats], price: Price) -> dict[str, Can
 
     That is the least price of what they cost by what was timed, or by the model where nothing was.
     """
-    examples = {name: like for one in timed for name, like in one.examples.items()}
+    examples = _examples(timed)
 
     def expected(name: str) -> float | tuple[float, ...]:
         return price([one.expected_loss(name, examples[name]) for one in timed if one.speeds])
@@ -101,6 +103,10 @@ def ranked_formats(timed: Sequence[TimedFormats], price: Price) -> dict[str, Can
     fastest = {name for one in timed for name in one.best()}
     ranked = sorted(fastest, key=lambda name: (expected(name), name))
     return {name: examples[name] for name in ranked}
+
+
+def _examples(timed: Sequence[TimedFormats]) -> dict[str, Candidate]:
+    return {name: like for one in timed for name, like in one.examples.items()}
 
 
 def timed_formats(
