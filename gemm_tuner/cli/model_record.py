@@ -1,6 +1,6 @@
 """`gemm-tuner model record`: time a grid of candidates, and keep every sample for replays."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -104,7 +104,7 @@ def record_command(
             for at in each
             if (one := kept.get((layer.problem.text, at)))
         ]
-        standing = () if again else _standing(found, settings.toolchain)
+        standing = {} if again else _standing(found, settings.toolchain)
         steps = _Steps(line)
         recorders = [
             (
@@ -186,8 +186,8 @@ def _recorded_on(cpu: Cpu, path: Path) -> list[Recording]:
 
 def _standing(
     found: Sequence[Recording], toolchain: Toolchain
-) -> set[tuple[str, ExecutionContext]]:
-    """Return the keys of what need not be recorded again, and say of the rest why it is."""
+) -> dict[tuple[str, ExecutionContext], Recording]:
+    """Return by its key what need not be recorded again, and say of the rest why it is."""
     fallen = [one for one in found if not stands(one, toolchain)]
     makers = dict.fromkeys(f"{one.toolchain} and {one.generator}" for one in fallen)
     if fallen:
@@ -195,16 +195,17 @@ def _standing(
             f"Recording {counted(len(fallen), 'recording')} anew: kernels are made by "
             f"{toolchain.text} and {generator_version()} now, and were by {'; '.join(makers)}."
         )
-    return {one.key for one in found} - {one.key for one in fallen}
+    return {one.key: one for one in found if one not in fallen}
 
 
 def _done(
     layer: Layer,
     contexts: Sequence[ExecutionContext],
-    standing: Container[tuple[str, ExecutionContext]],
-) -> list[ExecutionContext]:
-    """Return the contexts in which a layer is recorded already."""
-    return [one for one in contexts if (layer.problem.text, one) in standing]
+    standing: Mapping[tuple[str, ExecutionContext], Recording],
+) -> dict[ExecutionContext, Recording]:
+    """Return the contexts in which a layer is recorded already, with what was."""
+    keys = {one: (layer.problem.text, one) for one in contexts}
+    return {one: standing[key] for one, key in keys.items() if key in standing}
 
 
 def _check_count(name: str, count: int, most: int) -> None:

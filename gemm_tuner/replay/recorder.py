@@ -1,9 +1,10 @@
 """Record a problem: build, prove and time each candidate of its grid, and keep every sample."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 from statistics import median
 from time import monotonic
 from typing import TypeVar
@@ -26,7 +27,7 @@ from gemm_tuner.errors import (
     TrialFailed,
 )
 from gemm_tuner.machine.cpus import usable_cpus
-from gemm_tuner.replay.grid import MOST, grid
+from gemm_tuner.replay.grid import MOST, beside, favourites, others
 from gemm_tuner.replay.recording import RecordedCandidate, RecordedRequest, Recording, Series
 from gemm_tuner.replay.standing import recipes_digest
 from gemm_tuner.space.candidates import Space
@@ -40,7 +41,7 @@ from gemm_tuner.tuning.race import find_race
 from gemm_tuner.tuning.sampling import FINAL, RACE, Sampling
 from gemm_tuner.tuning.settings import SweepSettings
 
-VISITS = 3
+VISITS = 2
 # Of a final in each visit: three of them have as many as a final of a sweep.
 _FINAL = replace(FINAL, pairs=11)
 # The fastest of all visits take part in as many whole finals, in the same rounds.
@@ -78,8 +79,8 @@ class _Entry:
 class Recorder:
     """Records one problem on this machine, in contexts that differ in the regime alone.
 
-    The same candidates are recorded in all contexts, at most so many, whether some contexts are
-    `done` already or not. Each is timed in so many `visits`, each time beside
+    The same candidates are recorded in all contexts, at most so many: those of the contexts that
+    are `done` already, if there are any. Each is timed in so many `visits`, each time beside
     others. `report` is told what is done, and of each step that is over. When `is_stopped`, nothing
     new is begun.
     """
@@ -92,29 +93,33 @@ class Recorder:
     is_stopped: Callable[[], bool]
     most: int = MOST
     visits: int = VISITS
-    done: Collection[ExecutionContext] = ()
-    candidates: list[Candidate] = field(init=False)
+    done: Mapping[ExecutionContext, Recording] = field(default_factory=dict)
+    _spaces: list[Space] = field(init=False)
+    _first: list[Candidate] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Choose the candidates.
+        """Choose the first candidates.
 
         Raises:
             NoKernelFamily: no family covers the problem on this CPU.
         """
-        spaces = [
+        self._spaces = [
             Space(
                 problem=self.problem, cpu=self.cpu, threads=context.threads, regime=context.regime
             )
             for context in self.contexts
         ]
-        self.candidates = grid(spaces, self.most)
+        recorded = chain.from_iterable(one.candidates for one in self.done.values())
+        before = list(dict.fromkeys(one.candidate for one in recorded))
+        self._first = before or favourites(self._spaces, self.most)
 
     @property
     def steps(self) -> int:
         """Return how many steps there are: a build and a proof of each candidate, and timings."""
-        timings = self.visits * len(self.candidates)
-        timings += _FINALS_OF_LEADERS * min(_LEADERS, len(self.candidates))
-        return _STEPS_TO_PREPARE + 2 * len(self.candidates) + timings * len(self._left)
+        count = len(self._first) if self.done else self.most
+        looks = 0 if self.done else 1
+        timings = (looks + self.visits) * count + _FINALS_OF_LEADERS * min(_LEADERS, count)
+        return _STEPS_TO_PREPARE + 2 * count + timings * len(self._left)
 
     @property
     def _left(self) -> list[ExecutionContext]:
@@ -139,11 +144,10 @@ class Recorder:
             is_stopped=self.is_stopped,
         ) as host:
             prepare_s = monotonic() - begin_s
-            recipes = recipes_digest(self.problem, self.candidates, self.settings.toolchain)
             self.report("preparing", _STEPS_TO_PREPARE)
-            entries = self._at_once("building", self._build, self.candidates, usable_cpus())
-            entries = self._at_once(
-                "proving", lambda entry: self._prove(entry, host), entries, host.provers
+            entries = self._entries(host)
+            recipes = recipes_digest(
+                self.problem, [one.candidate for one in entries], self.settings.toolchain
             )
             for context in self._left:
                 requests = tuple(self._time(entries, host, context))
@@ -169,6 +173,51 @@ class Recorder:
                     candidates=tuple(map(self._recorded, entries)),
                     requests=tuple(_of_correct(request, entries) for request in requests),
                 )
+
+    def _entries(self, host: TrialHost) -> list[_Entry]:
+        """Return all candidates, built and proved.
+
+        After the first, those one step from the fastest of each context, again and again; where
+        there are none, other first choices of tiles.
+        """
+        entries = self._made(self._first, host)
+        speeds: dict[ExecutionContext, dict[Candidate, float]] = {one: {} for one in self._left}
+        expanded: set[Candidate] = set()
+        looked = 0
+        while not self.done and (room := self.most - len(entries)) > 0:
+            for context in self._left:
+                speeds[context] |= self._look(entries[looked:], host, context)
+            looked = len(entries)
+            centres = _fastest_of_each(speeds.values(), without=expanded)
+            expanded.update(centres)
+            known = [one.candidate for one in entries]
+            if centres:
+                new = beside(self._spaces[0], centres, known, room)
+            elif not (new := others(self._spaces, known, room)):
+                break
+            entries += self._made(new, host)
+        return entries
+
+    def _made(self, candidates: Sequence[Candidate], host: TrialHost) -> list[_Entry]:
+        entries = self._at_once("building", self._build, candidates, usable_cpus())
+        return self._at_once(
+            "proving", lambda entry: self._prove(entry, host), entries, host.provers
+        )
+
+    def _look(
+        self, entries: Sequence[_Entry], host: TrialHost, context: ExecutionContext
+    ) -> dict[Candidate, float]:
+        """Return about how fast those entries are that are correct."""
+        speeds: dict[Candidate, float] = {}
+        for start in range(0, len(entries), BATCH):
+            self._check()
+            batch = entries[start : start + BATCH]
+            found = self._findings(batch, range(len(batch)), host, context, _FINAL)
+            for place, one in found.items():
+                if one.measurement is not None:
+                    speeds[batch[place].candidate] = one.measurement.comparable_speed
+            self.report(f"looking for the fastest, {context.regime.value}", len(batch))
+        return speeds
 
     def _at_once(
         self, stage: str, task: Callable[[Given], Made], given: Sequence[Given], workers: int
@@ -317,6 +366,18 @@ class Recorder:
             prove_s=entry.prove_s,
             cycles=predict_cycles(self.problem, entry.candidate, family, self.cpu),
         )
+
+
+def _fastest_of_each(
+    speeds: Iterable[Mapping[Candidate, float]], *, without: Container[Candidate]
+) -> list[Candidate]:
+    """Return the fastest of each context that is not among those `without` which it is to be."""
+    found: dict[Candidate, None] = {}
+    for of_context in speeds:
+        left = [one for one in of_context if one not in without]
+        if left:
+            found[max(left, key=lambda one: of_context[one])] = None
+    return list(found)
 
 
 def _fastest(entries: Sequence[_Entry], most: int) -> list[int]:

@@ -7,7 +7,6 @@ import signal
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -23,18 +22,17 @@ from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.cli.main import run
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.context import ExecutionContext, Regime
-from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Measurement, Timing
-from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage
 from gemm_tuner.domain.source import Source
 from gemm_tuner.errors import CompilationFailed, InvalidRecord
 from gemm_tuner.replay import recording
-from gemm_tuner.replay.grid import evenly, grid
+from gemm_tuner.replay.grid import beside, evenly, favourites, others
 from gemm_tuner.replay.recording import Recording, read_recordings, write_recordings
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.ranking import shortlist
+from gemm_tuner.strategies.local_search import FAVOURITES
 from gemm_tuner.tuning.generator import generator_version
 
 SPACE = Space(problem=PROBLEM, cpu=CPU)
@@ -42,17 +40,26 @@ NOW = {"toolchain": find_toolchain().text, "generator": generator_version()}
 UNKNOWN_FAMILY = "none_f32_6x16 mc66_nc64_kc64 jc_ic_jr_ir"
 
 
-@pytest.mark.parametrize("most", [1, 7, 40])
-def test_a_grid_has_the_models_first_and_steps_around_some(most: int) -> None:
-    avx2 = replace(CPU, isa=frozenset({IsaFeature.FMA, IsaFeature.AVX2}))
-    space = Space(problem=Problem.parse("f32 12x24x4 nk none"), cpu=avx2)
+@pytest.mark.parametrize("most", [1, 7, 72])
+def test_a_grid_begins_as_a_search_and_goes_on_beside_the_fastest(most: int) -> None:
+    order = shortlist(SPACE)
 
-    found = grid([space], most)
+    first = favourites([SPACE, SPACE], most)
+    near = beside(SPACE, [first[-1]], first, most - len(first))
 
-    assert len(found) == len(set(found)) == most
-    assert found[0] == shortlist(space, 1)[0]
-    assert all(map(space.cuts_of, found))  # they are of this space
-    assert len(set(space.neighbours(found[0])) & set(found)) >= most // 10
+    begun = most // 3 or 1
+    assert first[:begun] == order[:begun]
+    assert set(first[begun:]) <= set(order[FAVOURITES:] if begun == FAVOURITES else order)
+    assert len(first) == len(set(first)) == begun + round(most / 9)
+    assert set(near) <= set(SPACE.neighbours(first[-1])) - set(first)
+    assert bool(near) == (most > 1)
+
+
+def test_where_there_are_no_more_neighbours_other_tiles_are_recorded() -> None:
+    order = shortlist(SPACE)
+
+    assert others([SPACE], order[:3], 2) == order[3:5]
+    assert not others([SPACE], order, 2)
 
 
 def test_items_are_taken_at_even_distances() -> None:
@@ -173,12 +180,15 @@ def test_many_lines_in_a_small_file_take_no_memory(
 
 
 class Host:
-    """Stands for the server of trials: the build of `wrong` is."""
+    """Stands for the server of trials: the build of `wrong` is, and that of `fastest`."""
 
     provers = 2
 
-    def __init__(self, wrong: str, on_request: Callable[[ExecutionContext], None]) -> None:
+    def __init__(
+        self, wrong: str, fastest: str, on_request: Callable[[ExecutionContext], None]
+    ) -> None:
         self.wrong = wrong
+        self.fastest = fastest
         self.on_request = on_request
 
     def __enter__(self) -> Self:
@@ -206,15 +216,24 @@ class Host:
     ) -> tuple[TimedFinding, ...]:
         self.on_request(context)
         sample = Sample(elapsed_ns=4000, involuntary_switches=1, waited_ns=7)
-        timing = Timing(calls_per_sample=4, samples_ns=(4000,) * pairs)
-        found = TimedFinding(
-            finding=Finding(outcome=Outcome.CORRECT),
-            measurements=(
-                Measurement(candidate=timing, baseline_timing=timing, baseline="onednn 3.2.0"),
-            ),
-            samples=((sample,) * pairs, (sample,) * pairs),
+        slow, fast = (
+            Timing(calls_per_sample=4, samples_ns=(elapsed_ns,) * pairs)
+            for elapsed_ns in (4000, 2000)
         )
-        return (found,) * len(builds)
+        return tuple(
+            TimedFinding(
+                finding=Finding(outcome=Outcome.CORRECT),
+                measurements=(
+                    Measurement(
+                        candidate=fast if one.source.text == self.fastest else slow,
+                        baseline_timing=slow,
+                        baseline="onednn 3.2.0",
+                    ),
+                ),
+                samples=((sample,) * pairs, (sample,) * pairs),
+            )
+            for one in builds
+        )
 
 
 @pytest.fixture
@@ -223,7 +242,8 @@ def requests(
 ) -> list[Regime]:
     """Return the regimes of the requests to a server that is none; a parameter says which stops.
 
-    Of five candidates, the second is wrong, and the compiler refuses the fourth.
+    Of five candidates, the second is wrong, the third is the fastest, beside which are the others,
+    and the compiler refuses the fourth.
     """
     asked: list[Regime] = []
 
@@ -232,9 +252,10 @@ def requests(
         if len(asked) == getattr(request, "param", None):
             os.kill(os.getpid(), signal.SIGINT)
 
-    _first, wrong, _third, refused, _fifth = (
+    first = favourites([SPACE, SPACE], 5)
+    _first, wrong, fastest, refused, _fifth = (
         render(PROBLEM, one, family_named(one.micro_kernel.family)).text
-        for one in grid([SPACE, SPACE], 5)
+        for one in [*first, *beside(SPACE, first[2:], first, 2)]
     )
 
     def compile_kernel(source: Source, **_rest: object) -> Build:
@@ -244,7 +265,8 @@ def requests(
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     recorder, command = "gemm_tuner.replay.recorder", "gemm_tuner.cli.model_record"
-    monkeypatch.setattr(f"{recorder}.start_host", lambda *_args, **_named: Host(wrong, on_request))
+    host = Host(wrong, fastest, on_request)
+    monkeypatch.setattr(f"{recorder}.start_host", lambda *_args, **_named: host)
     monkeypatch.setattr(f"{recorder}.compile_kernel", compile_kernel)
     monkeypatch.setattr(f"{command}.detect_cpu", lambda: CPU)
     return asked
@@ -268,7 +290,8 @@ def test_a_recording_that_is_stopped_goes_on(
     assert run(command) == 0
 
     assert [*first] == [Regime.HOT]
-    assert requests == [Regime.HOT] * 11 + [Regime.COLD_WEIGHTS] * (3 + 11)
+    looks = [Regime.HOT, Regime.COLD_WEIGHTS]
+    assert requests == looks + [Regime.HOT] * 9 + [Regime.COLD_WEIGHTS] * (3 + 9)
     assert both[Regime.HOT] == first[Regime.HOT]
     outcomes = [one.outcome for one in both[Regime.COLD_WEIGHTS].candidates]
     assert outcomes == [
@@ -279,8 +302,8 @@ def test_a_recording_that_is_stopped_goes_on(
         Outcome.CORRECT,
     ]
     finals = [one for one in both[Regime.HOT].requests if one.stage is Stage.FINAL]
-    assert [sorted(one.candidates) for one in finals] == [[0, 2, 4]] * (3 + 5)
-    assert [one.of_leaders for one in finals] == [False] * 3 + [True] * 5
+    assert [sorted(one.candidates) for one in finals] == [[0, 2, 4]] * (2 + 5)
+    assert [one.of_leaders for one in finals] == [False] * 2 + [True] * 5
     assert finals[0].series[0].samples == [
         Sample(elapsed_ns=4000, involuntary_switches=1, waited_ns=7)
     ] * len(finals[0].baseline.elapsed_ns)
@@ -339,7 +362,8 @@ def test_a_recording_that_goes_on_has_the_same_candidates(
     write_recordings(path, [whole[Regime.HOT]])
     assert run(command) == 0
 
-    assert requests == [Regime.HOT] * 7 + [Regime.COLD_WEIGHTS] * (7 + 7)
+    looks = [Regime.HOT, Regime.COLD_WEIGHTS]
+    assert requests == looks + [Regime.HOT] * 7 + [Regime.COLD_WEIGHTS] * (7 + 7)
     texts = [[one.text for one in found.candidates] for found in _read(path).values()]
     assert texts[0] == texts[1] == [one.text for one in whole[Regime.COLD_WEIGHTS].candidates]
 
