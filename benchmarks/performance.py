@@ -49,7 +49,7 @@ from performance_summary import (
     summarise,
 )
 
-from gemm_tuner.cli.roofline_plot import KERNEL, PlotLine, draw
+from gemm_tuner.cli.reports.roofline_plot import KERNEL, PlotLine, draw
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -14,7 +14,7 @@ import sys
 from contextlib import ExitStack
 from statistics import median
 
-from gemm_tuner.cli.options import parse_duration_s
+from gemm_tuner.cli.arguments.options import parse_duration_s
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.models.messages import Order, Question, Ready, Sampled
 from gemm_tuner.models.process import WayProcess

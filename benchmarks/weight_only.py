@@ -21,7 +21,7 @@ from gemm_tuner.bench.kernel_runner import KernelRunner
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.workload import make_workload
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli.output import print_message
+from gemm_tuner.cli.terminal.output import print_message
 from gemm_tuner.domain.units import duration_text
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import Kernel, load_kernel

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 
-from gemm_tuner.cli.page.answers import Answer, Search, Standing
+from gemm_tuner.cli.reports.page.answers import Answer, Search, Standing
 from gemm_tuner.derive import derive_verdict
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate

@@ -11,8 +11,9 @@ import typer
 from sqlalchemy import Engine
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.adopt_report import (
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.layers import Layer, layers_of
+from gemm_tuner.cli.reports.adopt_report import (
     AdoptedLayer,
     LeftLayer,
     adopted_facts,
@@ -20,12 +21,11 @@ from gemm_tuner.cli.adopt_report import (
     print_adopted,
     print_plan,
 )
-from gemm_tuner.cli.interrupt import StopOnInterrupt, aborting
-from gemm_tuner.cli.layers import Layer, layers_of
-from gemm_tuner.cli.measuring import measuring
-from gemm_tuner.cli.output import print_json, print_message
-from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.cli.sweep_report import LayerFailure, failure_facts
+from gemm_tuner.cli.reports.sweep_report import LayerFailure, failure_facts
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt, aborting
+from gemm_tuner.cli.terminal.measuring import measuring
+from gemm_tuner.cli.terminal.output import print_json, print_message
+from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem

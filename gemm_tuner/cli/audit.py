@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_table
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.terminal.output import print_json, print_table
 from gemm_tuner.store.audit import AuditLog
 from gemm_tuner.store.sql.database import open_database
 

@@ -16,13 +16,13 @@ from gemm_tuner.bench.finding import TimedFinding
 from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.bench_report import BenchRow, bench_facts, print_rows
-from gemm_tuner.cli.layers import Layer, layers_of
-from gemm_tuner.cli.measuring import measuring
-from gemm_tuner.cli.output import print_json, print_message
-from gemm_tuner.cli.places import check_place
-from gemm_tuner.cli.roofline_plot import write_plot
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.layers import Layer, layers_of
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.reports.bench_report import BenchRow, bench_facts, print_rows
+from gemm_tuner.cli.reports.roofline_plot import write_plot
+from gemm_tuner.cli.terminal.measuring import measuring
+from gemm_tuner.cli.terminal.output import print_json, print_message
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu

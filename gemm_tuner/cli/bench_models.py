@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.bench_models_report import facts_of, print_runs
-from gemm_tuner.cli.measuring import measuring
-from gemm_tuner.cli.models_page import check_page, write_page
-from gemm_tuner.cli.output import print_json, print_message
-from gemm_tuner.cli.places import check_place
-from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.reports.bench_models_report import facts_of, print_runs
+from gemm_tuner.cli.reports.models_page import check_page, write_page
+from gemm_tuner.cli.terminal.measuring import measuring
+from gemm_tuner.cli.terminal.output import print_json, print_message
+from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.model_run import ModelCase, ModelRun
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting, MissingCapability

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import aborting
-from gemm_tuner.cli.layers import layers_of
-from gemm_tuner.cli.output import print_json, print_line, print_message
-from gemm_tuner.cli.places import check_no_database
-from gemm_tuner.cli.progress_line import ProgressLine, pace
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.layers import layers_of
+from gemm_tuner.cli.arguments.places import check_no_database
+from gemm_tuner.cli.terminal.interrupt import aborting
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_message
+from gemm_tuner.cli.terminal.progress_line import ProgressLine, pace
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.repository import Repository

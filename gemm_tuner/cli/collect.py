@@ -6,17 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import aborting
-from gemm_tuner.cli.output import print_line, print_table
-from gemm_tuner.cli.places import check_place
-from gemm_tuner.cli.script import Arguments, Script, check_script, load_pytorch, run_script
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.arguments.script import (
+    Arguments,
+    Script,
+    check_script,
+    load_pytorch,
+    run_script,
+)
+from gemm_tuner.cli.terminal.interrupt import aborting
+from gemm_tuner.cli.terminal.output import print_line, print_table
 from gemm_tuner.domain.units import counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.user_file import cannot_be_written
 
 if TYPE_CHECKING:
-    from gemm_tuner.torch.collecting import Collected
+    from gemm_tuner.torch.model.collecting import Collected
 
 _SHOWN = 40
 
@@ -38,7 +44,7 @@ def collect(
     check_script(script, "collect")
     with aborting():
         load_pytorch()
-    from gemm_tuner.torch.collecting import Recording  # noqa: PLC0415 - loads PyTorch
+    from gemm_tuner.torch.model.collecting import Recording  # noqa: PLC0415 - loads PyTorch
     from gemm_tuner.torch.operators import TYPES  # noqa: PLC0415
 
     if dtype not in TYPES.values():

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_line, print_table
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_table
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.store.contributions import Contributions

@@ -4,9 +4,15 @@ from typing import Annotated, Any
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_line, print_table
-from gemm_tuner.cli.thread_plan import cut_facts, first_cut, plan_facts, print_cut, print_plan
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.reports.thread_plan import (
+    cut_facts,
+    first_cut,
+    plan_facts,
+    print_cut,
+    print_plan,
+)
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_table
 from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.cpu import Cpu, IsaFeature, isa_text
 from gemm_tuner.domain.problem import Problem

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_line, print_message
-from gemm_tuner.cli.places import check_public_folder
-from gemm_tuner.cli.progress_line import ProgressLine, pace
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_public_folder
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_message
+from gemm_tuner.cli.terminal.progress_line import ProgressLine, pace
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.units import bytes_text, counted

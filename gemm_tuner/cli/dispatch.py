@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import StopOnInterrupt
-from gemm_tuner.cli.output import print_message
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.output import print_message
 from gemm_tuner.fleet.dispatcher import Dispatcher
 from gemm_tuner.fleet.engine import DaskEngine
 from gemm_tuner.fleet.library import load_distributed

@@ -5,9 +5,9 @@ from typing import Any
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_message, print_table
-from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.terminal.output import print_json, print_message, print_table
+from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.doctor.examine import Surroundings, examine
 from gemm_tuner.domain.check import Check, Level
 from gemm_tuner.domain.units import counted

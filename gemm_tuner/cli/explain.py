@@ -2,13 +2,18 @@
 
 from textwrap import indent
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.conditions import conditions_facts, conditions_lines, trial_behind
-from gemm_tuner.cli.other_contexts import other_contexts_text
-from gemm_tuner.cli.output import print_json, print_line
-from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
-from gemm_tuner.cli.range_report import curve_facts, kernel_facts, print_curve, print_kernels
-from gemm_tuner.cli.sweep_report import price_facts, verdict_facts
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.other_contexts import other_contexts_text
+from gemm_tuner.cli.reports.conditions import conditions_facts, conditions_lines, trial_behind
+from gemm_tuner.cli.reports.provenance import provenance_facts, provenance_lines
+from gemm_tuner.cli.reports.range_report import (
+    curve_facts,
+    kernel_facts,
+    print_curve,
+    print_kernels,
+)
+from gemm_tuner.cli.reports.sweep_report import price_facts, verdict_facts
+from gemm_tuner.cli.terminal.output import print_json, print_line
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.machine.detect import detect_cpu

@@ -7,11 +7,11 @@ from contextlib import closing, suppress
 
 import typer
 
-from gemm_tuner.cli.interrupt import StopOnInterrupt
+from gemm_tuner.cli.arguments.layers import Layer
 from gemm_tuner.cli.jobs import job_facts
-from gemm_tuner.cli.layers import Layer
-from gemm_tuner.cli.output import print_json, print_message, print_table
-from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.output import print_json, print_message, print_table
+from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.job import MAX_BUDGET_S, JobState
 from gemm_tuner.domain.problem import Problem

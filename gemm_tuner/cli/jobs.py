@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_message, print_table
 from gemm_tuner.domain.job import DEFAULT_BUDGET_S, Job, JobState
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import context_text, counted, duration_text, time_text

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_line, print_message
-from gemm_tuner.cli.places import check_no_database
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_no_database
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_message
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.client.cache import Cache, default_cache_dir
 from gemm_tuner.client.client import TIMEOUT_S

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.layers import Layer, layers_of
-from gemm_tuner.cli.output import print_line
-from gemm_tuner.cli.places import check_place
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.layers import Layer, layers_of
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.terminal.output import print_line
 from gemm_tuner.client.client import Client
 from gemm_tuner.client.lock import LOCK_FILE
 from gemm_tuner.domain.units import counted

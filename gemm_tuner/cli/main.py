@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from gemm_tuner.cli.output import make_printable, print_message
+from gemm_tuner.cli.terminal.output import make_printable, print_message
 from gemm_tuner.domain.rows import MAX_DIMENSION
 from gemm_tuner.errors import (
     GemmTunerError,

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
+from gemm_tuner.cli.arguments import options
 from gemm_tuner.cli.model_record import record_command
 from gemm_tuner.cli.model_train import train_command
-from gemm_tuner.cli.output import print_json, print_line, print_table
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_table
 from gemm_tuner.domain.units import context_text, counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.machine.detect import detect_cpu

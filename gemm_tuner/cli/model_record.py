@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import StopOnInterrupt
-from gemm_tuner.cli.layers import Layer, layers_of
-from gemm_tuner.cli.measuring import measuring
-from gemm_tuner.cli.output import print_line, print_message
-from gemm_tuner.cli.places import check_place
-from gemm_tuner.cli.progress_line import ProgressLine, pace
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.layers import Layer, layers_of
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.measuring import measuring
+from gemm_tuner.cli.terminal.output import print_line, print_message
+from gemm_tuner.cli.terminal.progress_line import ProgressLine, pace
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.units import counted

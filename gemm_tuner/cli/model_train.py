@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_line
-from gemm_tuner.cli.places import check_place
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.terminal.output import print_line
 from gemm_tuner.domain.units import counted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.replay.recording import read_recordings, recording_path

@@ -18,10 +18,10 @@ from gemm_tuner.bench.inputs import InputKind, make_inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.layers import Layer
-from gemm_tuner.cli.output import print_line, print_message
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.layers import Layer
 from gemm_tuner.cli.sweep import sweep_layers
+from gemm_tuner.cli.terminal.output import print_line, print_message
 from gemm_tuner.client.client import Client
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import isa_text

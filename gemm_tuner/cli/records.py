@@ -11,10 +11,10 @@ from typing import Annotated, BinaryIO
 import typer
 from sqlalchemy import Engine
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import aborting
-from gemm_tuner.cli.output import print_json, print_line, print_message
-from gemm_tuner.cli.places import check_place
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.terminal.interrupt import aborting
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_message
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.domain.access import AuditEntry
 from gemm_tuner.domain.units import counted

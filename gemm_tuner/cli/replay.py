@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
-from gemm_tuner.cli.progress_line import ProgressLine, pace
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_message, print_table
+from gemm_tuner.cli.terminal.progress_line import ProgressLine, pace
 from gemm_tuner.domain.units import counted, duration_text
 from gemm_tuner.errors import InvalidSetting, MissingCapability
 from gemm_tuner.machine.detect import detect_cpu

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from sqlalchemy import make_url
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import aborting
-from gemm_tuner.cli.output import print_json, print_line
-from gemm_tuner.cli.places import check_place
-from gemm_tuner.cli.plotting import check_plots
-from gemm_tuner.cli.progress_line import ProgressLine, pace
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.reports.plotting import check_plots
+from gemm_tuner.cli.terminal.interrupt import aborting
+from gemm_tuner.cli.terminal.output import print_json, print_line
+from gemm_tuner.cli.terminal.progress_line import ProgressLine, pace
 from gemm_tuner.domain.facts import ratio_facts
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.domain.units import bytes_text, counted
@@ -23,7 +23,7 @@ from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.user_file import user_file
 
 if TYPE_CHECKING:
-    from gemm_tuner.cli.page.answers import Answer, Contents
+    from gemm_tuner.cli.reports.page.answers import Answer, Contents
 
 
 def report(
@@ -46,7 +46,7 @@ def report(
     urls = [db or default_database_url(), *([compare] if compare is not None else [])]
     check_place(out, databases=urls)
     check_plots("a report")
-    from gemm_tuner.cli.page.html import write_comparison, write_page  # noqa: PLC0415 - has plots
+    from gemm_tuner.cli.reports.page.html import write_comparison, write_page  # noqa: PLC0415 - has plots
 
     with aborting():
         read = [_read(url) for url in urls]
@@ -74,7 +74,7 @@ def report(
 
 
 def _read(url: str) -> "Contents":
-    from gemm_tuner.cli.page.answers import read_contents  # noqa: PLC0415 - long to load
+    from gemm_tuner.cli.reports.page.answers import read_contents  # noqa: PLC0415 - long to load
 
     name = _name_of(url)
     with ProgressLine("report", later_s=0) as line:

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.other_contexts import other_contexts_text
-from gemm_tuner.cli.output import print_json, print_line
-from gemm_tuner.cli.verdict_text import decision_text
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.other_contexts import other_contexts_text
+from gemm_tuner.cli.reports.verdict_text import decision_text
+from gemm_tuner.cli.terminal.output import print_json, print_line
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem

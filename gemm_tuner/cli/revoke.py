@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_line
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.terminal.output import print_line
 from gemm_tuner.cli.tokens import actor_here
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database

@@ -21,10 +21,10 @@ from gemm_tuner_service.tls import TlsFiles
 from sqlalchemy import Engine
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_message
-from gemm_tuner.cli.places import check_no_database
-from gemm_tuner.cli.progress_line import ProgressLine, pace
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_no_database
+from gemm_tuner.cli.terminal.output import print_message
+from gemm_tuner.cli.terminal.progress_line import ProgressLine, pace
 from gemm_tuner.cli.worker_processes import WorkerProcesses
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu

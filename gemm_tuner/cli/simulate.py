@@ -12,13 +12,10 @@ import typer
 
 from gemm_tuner.bench.parts import PartsTimer, build_parts_timer
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import aborting
-from gemm_tuner.cli.output import print_json
-from gemm_tuner.cli.places import check_place
-from gemm_tuner.cli.plotting import check_plots
-from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.cli.simulate_report import (
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.reports.plotting import check_plots
+from gemm_tuner.cli.reports.simulate_report import (
     Curve,
     Simulation,
     print_curves,
@@ -26,6 +23,9 @@ from gemm_tuner.cli.simulate_report import (
     ranking_facts,
     simulation_facts,
 )
+from gemm_tuner.cli.terminal.interrupt import aborting
+from gemm_tuner.cli.terminal.output import print_json
+from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime, check_threads
 from gemm_tuner.domain.cpu import isa_text
@@ -141,7 +141,7 @@ def simulate(
         timer = _timer(asked, compiler) if asked.is_timed else None
         curves = _curves(asked, counts=counts, regimes=regimes, timer=timer)
     if plot is not None:
-        from gemm_tuner.cli.scaling_plot import write_scaling_plot  # noqa: PLC0415 - see plotting
+        from gemm_tuner.cli.reports.scaling_plot import write_scaling_plot  # noqa: PLC0415 - see plotting
 
         title = f"{problem.text}\n{asked.candidate.text}\n{server.text}"
         write_scaling_plot(plot, title, {one.regime.value: one.points for one in curves})

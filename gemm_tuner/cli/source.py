@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.other_contexts import other_contexts_text
-from gemm_tuner.cli.output import print_json, print_message
-from gemm_tuner.cli.places import check_place
-from gemm_tuner.cli.provenance import provenance_facts, provenance_lines
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.other_contexts import other_contexts_text
+from gemm_tuner.cli.arguments.places import check_place
+from gemm_tuner.cli.reports.provenance import provenance_facts, provenance_lines
+from gemm_tuner.cli.terminal.output import print_json, print_message
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext

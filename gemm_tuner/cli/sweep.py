@@ -8,21 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import StopOnInterrupt
-from gemm_tuner.cli.layers import Layer, layers_of
-from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
-from gemm_tuner.cli.progress_line import ProgressLine
-from gemm_tuner.cli.range_report import check_ranges, split_ranges
-from gemm_tuner.cli.scheduler import fleet_of
-from gemm_tuner.cli.sharing_report import (
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.layers import Layer, layers_of
+from gemm_tuner.cli.reports.range_report import check_ranges, split_ranges
+from gemm_tuner.cli.reports.sharing_report import (
     SharedLayers,
     print_shared,
     share_layers,
     shared_facts,
     sharing_groups,
 )
-from gemm_tuner.cli.sweep_report import (
+from gemm_tuner.cli.reports.sweep_report import (
     LayerFailure,
     failure_facts,
     print_result,
@@ -30,7 +26,11 @@ from gemm_tuner.cli.sweep_report import (
     result_facts,
     summary_facts,
 )
+from gemm_tuner.cli.scheduler import fleet_of
 from gemm_tuner.cli.target import predict_layers
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_message, print_table
+from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu

@@ -7,10 +7,10 @@ from typing import Any
 
 import typer
 
-from gemm_tuner.cli.interrupt import StopOnInterrupt
-from gemm_tuner.cli.layers import Layer
-from gemm_tuner.cli.output import print_json, print_message, print_table
-from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.arguments.layers import Layer
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.output import print_json, print_message, print_table
+from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, isa_text
 from gemm_tuner.errors import GemmTunerError

@@ -6,24 +6,24 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import aborting
-from gemm_tuner.cli.measuring import measuring
-from gemm_tuner.cli.output import print_json, print_line, print_message, print_table
-from gemm_tuner.cli.script import (
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.script import (
     Arguments,
     Script,
     check_script,
     load_pytorch,
     run_script,
 )
+from gemm_tuner.cli.terminal.interrupt import aborting
+from gemm_tuner.cli.terminal.measuring import measuring
+from gemm_tuner.cli.terminal.output import print_json, print_line, print_message, print_table
 from gemm_tuner.domain.units import counted, duration_text, time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.sql.database import default_database_url, open_database
 
 if TYPE_CHECKING:
     from gemm_tuner.torch.calls import CalledModel, Capturing
-    from gemm_tuner.torch.gains import LayerGain, ModelGain
+    from gemm_tuner.torch.model.gains import LayerGain, ModelGain
 
 _BUDGET = "10m"
 
@@ -118,7 +118,7 @@ def _tell_of_what_is_not_kept(capturing: "Capturing") -> None:
 def _tune(model: "CalledModel", url: str, budget_s: float) -> "ModelGain | None":
     """Tune a model by those of its calls that can be repeated, or return None without any."""
     from gemm_tuner.torch.calls import NotRepeated  # noqa: PLC0415 - loads PyTorch
-    from gemm_tuner.torch.tuning import tune_calls  # noqa: PLC0415
+    from gemm_tuner.torch.model.tuning import tune_calls  # noqa: PLC0415
 
     def tell(step: str, left_s: float) -> None:
         left = f", {duration_text(left_s)} of the budget left" if left_s else ""

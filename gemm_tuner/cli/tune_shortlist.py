@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import typer
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.layers import layers_of
-from gemm_tuner.cli.output import print_json, print_message
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.arguments.layers import layers_of
+from gemm_tuner.cli.reports.sweep_report import failure_facts, print_summary, result_facts
 from gemm_tuner.cli.sweep import sweep_layers
-from gemm_tuner.cli.sweep_report import failure_facts, print_summary, result_facts
+from gemm_tuner.cli.terminal.output import print_json, print_message
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.cpus import check_cpus

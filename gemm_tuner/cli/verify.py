@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.output import print_json, print_line
+from gemm_tuner.cli.arguments import options
+from gemm_tuner.cli.terminal.output import print_json, print_line
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import isa_text
 from gemm_tuner.domain.problem import Problem

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli import options
-from gemm_tuner.cli.interrupt import StopOnInterrupt
-from gemm_tuner.cli.output import print_message
+from gemm_tuner.cli.arguments import options
 from gemm_tuner.cli.scheduler import fleet_of
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.output import print_message
 from gemm_tuner.fleet.scheduler import Scheduler
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.urgency import lower_urgency

@@ -19,44 +19,44 @@ if find_spec("torch") is None:
     )
 
 if TYPE_CHECKING:
-    from gemm_tuner.torch.collecting import collect as collect
-    from gemm_tuner.torch.comparing import Comparison as Comparison
-    from gemm_tuner.torch.comparing import compare as compare
-    from gemm_tuner.torch.debugging import Accuracy as Accuracy
-    from gemm_tuner.torch.debugging import debug as debug
-    from gemm_tuner.torch.enabling import disable as disable
-    from gemm_tuner.torch.enabling import enable as enable
-    from gemm_tuner.torch.exporting import load_kernels as load_kernels
-    from gemm_tuner.torch.freeing import Freed as Freed
-    from gemm_tuner.torch.freeing import free_weights as free_weights
-    from gemm_tuner.torch.gains import LayerGain as LayerGain
-    from gemm_tuner.torch.gains import ModelGain as ModelGain
-    from gemm_tuner.torch.replacement import refresh as refresh
-    from gemm_tuner.torch.replacement import replace as replace
-    from gemm_tuner.torch.replacement import restore as restore
+    from gemm_tuner.torch.eager.freeing import Freed as Freed
+    from gemm_tuner.torch.eager.freeing import free_weights as free_weights
+    from gemm_tuner.torch.eager.replacement import refresh as refresh
+    from gemm_tuner.torch.eager.replacement import replace as replace
+    from gemm_tuner.torch.eager.replacement import restore as restore
+    from gemm_tuner.torch.inductor.enabling import disable as disable
+    from gemm_tuner.torch.inductor.enabling import enable as enable
+    from gemm_tuner.torch.inductor.exporting import load_kernels as load_kernels
+    from gemm_tuner.torch.model.collecting import collect as collect
+    from gemm_tuner.torch.model.comparing import Comparison as Comparison
+    from gemm_tuner.torch.model.comparing import compare as compare
+    from gemm_tuner.torch.model.debugging import Accuracy as Accuracy
+    from gemm_tuner.torch.model.debugging import debug as debug
+    from gemm_tuner.torch.model.gains import LayerGain as LayerGain
+    from gemm_tuner.torch.model.gains import ModelGain as ModelGain
+    from gemm_tuner.torch.model.tuning import tune_model as tune_model
     from gemm_tuner.torch.report import LayerReport as LayerReport
     from gemm_tuner.torch.report import Report as Report
-    from gemm_tuner.torch.tuning import tune_model as tune_model
 
 _HOMES = {
-    "collect": "gemm_tuner.torch.collecting",
-    "Comparison": "gemm_tuner.torch.comparing",
-    "compare": "gemm_tuner.torch.comparing",
-    "disable": "gemm_tuner.torch.enabling",
-    "enable": "gemm_tuner.torch.enabling",
-    "Accuracy": "gemm_tuner.torch.debugging",
-    "debug": "gemm_tuner.torch.debugging",
-    "Freed": "gemm_tuner.torch.freeing",
-    "free_weights": "gemm_tuner.torch.freeing",
-    "load_kernels": "gemm_tuner.torch.exporting",
-    "refresh": "gemm_tuner.torch.replacement",
-    "replace": "gemm_tuner.torch.replacement",
-    "restore": "gemm_tuner.torch.replacement",
+    "collect": "gemm_tuner.torch.model.collecting",
+    "Comparison": "gemm_tuner.torch.model.comparing",
+    "compare": "gemm_tuner.torch.model.comparing",
+    "disable": "gemm_tuner.torch.inductor.enabling",
+    "enable": "gemm_tuner.torch.inductor.enabling",
+    "Accuracy": "gemm_tuner.torch.model.debugging",
+    "debug": "gemm_tuner.torch.model.debugging",
+    "Freed": "gemm_tuner.torch.eager.freeing",
+    "free_weights": "gemm_tuner.torch.eager.freeing",
+    "load_kernels": "gemm_tuner.torch.inductor.exporting",
+    "refresh": "gemm_tuner.torch.eager.replacement",
+    "replace": "gemm_tuner.torch.eager.replacement",
+    "restore": "gemm_tuner.torch.eager.replacement",
     "LayerReport": "gemm_tuner.torch.report",
     "Report": "gemm_tuner.torch.report",
-    "LayerGain": "gemm_tuner.torch.gains",
-    "ModelGain": "gemm_tuner.torch.gains",
-    "tune_model": "gemm_tuner.torch.tuning",
+    "LayerGain": "gemm_tuner.torch.model.gains",
+    "ModelGain": "gemm_tuner.torch.model.gains",
+    "tune_model": "gemm_tuner.torch.model.tuning",
 }
 
 __all__ = [

@@ -15,7 +15,7 @@ from served import CANDIDATE, PROBLEM, Site, keep_trial
 
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
-from gemm_tuner.cli.layers import layers_of
+from gemm_tuner.cli.arguments.layers import layers_of
 from gemm_tuner.cli.main import run
 from gemm_tuner.client.client import Client
 from gemm_tuner.codegen.render import render

@@ -11,8 +11,8 @@ import pytest
 from samples import make_disturbed_trial, make_trial
 from served import Site
 
-from gemm_tuner.cli.conditions import conditions_facts, conditions_lines, trial_behind
 from gemm_tuner.cli.main import run
+from gemm_tuner.cli.reports.conditions import conditions_facts, conditions_lines, trial_behind
 from gemm_tuner.doctor import clock, noise
 from gemm_tuner.domain.check import Level
 from gemm_tuner.domain.measurement import of_several_processes

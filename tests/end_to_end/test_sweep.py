@@ -23,7 +23,7 @@ from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.requests import Baselines
 from gemm_tuner.bench.tolerance import find_error
 from gemm_tuner.cli.main import WRONG_USAGE, run
-from gemm_tuner.cli.progress_line import ProgressLine
+from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.machine.measuring_lock import MeasuringLock

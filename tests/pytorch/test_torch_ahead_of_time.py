@@ -20,9 +20,9 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 
-from gemm_tuner.torch import compiling  # noqa: E402
-from gemm_tuner.torch.beside_convolution import Beside  # noqa: E402
-from gemm_tuner.torch.exporting import write_kernels  # noqa: E402
+from gemm_tuner.torch.inductor import compiling  # noqa: E402
+from gemm_tuner.torch.inductor.beside_convolution import Beside  # noqa: E402
+from gemm_tuner.torch.inductor.exporting import write_kernels  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 # What is compiled once is not made faster by headers that are compiled before, or by optimising.

@@ -14,7 +14,7 @@ from torch_kernels import kernel_of  # noqa: E402 - after PyTorch was found
 from torch_samples import HEADS, K, N, check, heads_of, sample_x  # noqa: E402
 
 from gemm_tuner.errors import InvalidSetting  # noqa: E402
-from gemm_tuner.torch.exporting import load_kernels, write_kernels  # noqa: E402
+from gemm_tuner.torch.inductor.exporting import load_kernels, write_kernels  # noqa: E402
 from gemm_tuner.torch.operators import OperatorLayer, add_layer  # noqa: E402
 
 BATCH, ROWS, SCALE = 2, 6, 0.3

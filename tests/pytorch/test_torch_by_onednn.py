@@ -15,8 +15,8 @@ from torch_samples import K, N, check, passed, sample_model, sample_x  # noqa: E
 
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.machine.detect import detect_cpu  # noqa: E402
-from gemm_tuner.torch import onednn_linear  # noqa: E402
-from gemm_tuner.torch.onednn_linear import BY_ONEDNN  # noqa: E402
+from gemm_tuner.torch.inductor import onednn_linear  # noqa: E402
+from gemm_tuner.torch.inductor.onednn_linear import BY_ONEDNN  # noqa: E402
 from gemm_tuner.torch.operators import library  # noqa: E402
 
 

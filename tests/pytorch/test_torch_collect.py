@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemm_tuner.cli import script as command
+from gemm_tuner.cli.arguments import script as command
 from gemm_tuner.cli.main import WRONG_USAGE, run
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

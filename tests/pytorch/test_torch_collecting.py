@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gemm_tuner.cli.layers import Layer, layers_of
+from gemm_tuner.cli.arguments.layers import Layer, layers_of
 from gemm_tuner.domain.problem import Problem
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]

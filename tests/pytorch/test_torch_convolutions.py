@@ -13,8 +13,8 @@ from torch._inductor.decomposition import select_decomp_table  # noqa: E402
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import LINEAR, K, N, check, operator_calls, passed, sample_x  # noqa: E402
 
-from gemm_tuner.torch import beside_convolution, compiling  # noqa: E402
-from gemm_tuner.torch.beside_convolution import Beside  # noqa: E402
+from gemm_tuner.torch.inductor import beside_convolution, compiling  # noqa: E402
+from gemm_tuner.torch.inductor.beside_convolution import Beside  # noqa: E402
 from gemm_tuner.torch.operators import library  # noqa: E402
 
 SHAPE = (2, K, 3, 5)

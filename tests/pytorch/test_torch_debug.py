@@ -23,7 +23,7 @@ from torch_kernels import RETURN, TAIL, Kernels, kernel_of, with_wrong_tail  # n
 from torch_samples import K, N, sample_model, sample_x  # noqa: E402
 
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
-from gemm_tuner.torch.epilogues import Step, steps_after  # noqa: E402
+from gemm_tuner.torch.inductor.epilogues import Step, steps_after  # noqa: E402
 
 HEADS, WIDTH, ODD_WIDTH, TOKENS = 2, 64, 83, 5
 WRONG_LAYER = "blocks.1.up"
@@ -319,7 +319,7 @@ def test_a_wrong_graph_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong_steps(node: Any, **options: Any) -> list[Step]:  # noqa: ANN401 - of PyTorch
         return [replace(one, name="silu") for one in steps_after(node, **options)]
 
-    monkeypatch.setattr("gemm_tuner.torch.chains.steps_after", wrong_steps)
+    monkeypatch.setattr("gemm_tuner.torch.inductor.chains.steps_after", wrong_steps)
     gt.enable(Kernels())
 
     found = gt.debug(model, x)

@@ -23,7 +23,7 @@ from torch_samples import check, sample_x  # noqa: E402
 
 from gemm_tuner.errors import InvalidSetting  # noqa: E402
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
-from gemm_tuner.torch import four_bits  # noqa: E402
+from gemm_tuner.torch.inductor import four_bits  # noqa: E402
 
 # Columns in whole panels of PyTorch's format, beside a rest, and in a rest alone.
 N, N_REST, N_FEW = 128, 80, 48
@@ -194,7 +194,7 @@ def test_types_and_shapes_that_no_kernel_is_for_are_left() -> None:
 
 CHECKED = """
 import torch
-from gemm_tuner.torch import four_bits
+from gemm_tuner.torch.inductor import four_bits
 assert four_bits.can_be_read()
 pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 for n, k in ((16, 32), (32, 64), (48, 32), (64, 2), (80, 96), (192, 32), (240, 128)):

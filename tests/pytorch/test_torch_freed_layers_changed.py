@@ -21,9 +21,9 @@ from torch_kernels import Kernels  # noqa: E402
 from torch_samples import HIDDEN, K, check, sample_model, sample_x  # noqa: E402
 
 from gemm_tuner.errors import InvalidSetting  # noqa: E402
-from gemm_tuner.torch import packed_linear  # noqa: E402
-from gemm_tuner.torch.packed_linear import PackedLinear  # noqa: E402
-from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402
+from gemm_tuner.torch.eager import packed_linear  # noqa: E402
+from gemm_tuner.torch.eager.packed_linear import PackedLinear  # noqa: E402
+from gemm_tuner.torch.eager.tuned_linear import TunedLinear  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,9 @@ from torch_samples import (  # noqa: E402
 )
 
 from gemm_tuner.errors import InvalidSetting  # noqa: E402
-from gemm_tuner.torch import packed_linear  # noqa: E402
-from gemm_tuner.torch.packed_linear import PackedLinear  # noqa: E402
-from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402
+from gemm_tuner.torch.eager import packed_linear  # noqa: E402
+from gemm_tuner.torch.eager.packed_linear import PackedLinear  # noqa: E402
+from gemm_tuner.torch.eager.tuned_linear import TunedLinear  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

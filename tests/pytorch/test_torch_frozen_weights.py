@@ -15,10 +15,10 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import HIDDEN, K, check, sample_model, sample_x  # noqa: E402
 
-from gemm_tuner.torch import frozen_weights  # noqa: E402
+from gemm_tuner.torch.inductor import frozen_weights  # noqa: E402
 
 pytestmark.append(pytest.mark.usefixtures("loops_by_operators"))
-LOG = "gemm_tuner.torch.frozen_weights"
+LOG = "gemm_tuner.torch.inductor.frozen_weights"
 
 
 def _compiled(model: Any, **how: Any) -> Any:  # noqa: ANN401 - modules

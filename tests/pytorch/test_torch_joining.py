@@ -14,7 +14,7 @@ from torch_samples import HIDDEN, LINEAR, K, N, check, operator_calls, passed, s
 
 from gemm_tuner.domain.context import Regime  # noqa: E402
 from gemm_tuner.layers.wanted import CallTime, FoundLayer, WantedLayer, WantedProduct  # noqa: E402
-from gemm_tuner.torch.joining import joined_time  # noqa: E402
+from gemm_tuner.torch.inductor.joining import joined_time  # noqa: E402
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any

@@ -22,7 +22,7 @@ from torch_kernels import Kernels  # noqa: E402
 from torch_quantising import Layers, quantised  # noqa: E402
 from torch_samples import check, passed, sample_x  # noqa: E402
 
-from gemm_tuner.torch.exporting import write_kernels  # noqa: E402
+from gemm_tuner.torch.inductor.exporting import write_kernels  # noqa: E402
 
 X_STEPS = "x_zero_point+channel_scale"
 # The zero point of y and its seven bits.

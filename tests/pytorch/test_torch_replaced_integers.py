@@ -20,8 +20,8 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import LINEAR, check, operator_calls, sample_x  # noqa: E402
 
-from gemm_tuner.torch import integer_weights, tuned_linear  # noqa: E402
-from gemm_tuner.torch.weight_only_linear import WeightOnlyLinear  # noqa: E402
+from gemm_tuner.torch.eager import integer_weights, tuned_linear  # noqa: E402
+from gemm_tuner.torch.eager.weight_only_linear import WeightOnlyLinear  # noqa: E402
 
 N, HIDDEN, K = 48, 96, 64
 W_TYPES = ("s8", "u4")

@@ -34,8 +34,8 @@ from torch_samples import (  # noqa: E402
 
 from gemm_tuner.errors import InvalidSetting  # noqa: E402
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct  # noqa: E402
-from gemm_tuner.torch import tuning  # noqa: E402
 from gemm_tuner.torch.calls import Call  # noqa: E402
+from gemm_tuner.torch.model import tuning  # noqa: E402
 
 WIDTH = HEADS * K
 attend = torch.nn.functional.scaled_dot_product_attention

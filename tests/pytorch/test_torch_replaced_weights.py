@@ -28,7 +28,7 @@ from torch_samples import (  # noqa: E402
 )
 
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
-from gemm_tuner.torch import tuned_linear  # noqa: E402
+from gemm_tuner.torch.eager import tuned_linear  # noqa: E402
 
 
 def tuned_layer() -> Any:  # noqa: ANN401 - a module

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from gemm_tuner.cli.script import run_script
+from gemm_tuner.cli.arguments.script import run_script
 
 UNSAID = "class Unsaid(Exception):\n    def __str__(self): raise RuntimeError\nraise Unsaid"
 

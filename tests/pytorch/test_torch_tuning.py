@@ -31,9 +31,9 @@ from torch_samples import HIDDEN, K, N, check, operator_calls, sample_model, sam
 
 from gemm_tuner.layers.sources import open_source  # noqa: E402
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
-from gemm_tuner.torch import tuning  # noqa: E402
 from gemm_tuner.torch.calls import Call, Capturing  # noqa: E402
-from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402
+from gemm_tuner.torch.eager.tuned_linear import TunedLinear  # noqa: E402
+from gemm_tuner.torch.model import tuning  # noqa: E402
 
 ROWS = 6
 
@@ -205,7 +205,7 @@ def test_layers_are_not_timed_with_more_threads_than_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gemm_tuner.machine.cpus.usable_cpus", lambda: 1)
-    monkeypatch.setattr("gemm_tuner.torch.model_layers.torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("gemm_tuner.torch.eager.model_layers.torch.get_num_threads", lambda: 2)
     url = f"sqlite:///{tmp_path}/store.sqlite3"
     open_database(url).dispose()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gemm_tuner.cli import tune_model as command
+from gemm_tuner.cli.arguments.script import run_script
 from gemm_tuner.cli.main import INTERRUPTED, run
-from gemm_tuner.cli.script import run_script
 from gemm_tuner.errors import InvalidSetting
 
 pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -22,9 +22,9 @@ from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import K, N, sample_model, sample_x  # noqa: E402
 
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
-from gemm_tuner.torch import tuning  # noqa: E402
 from gemm_tuner.torch.calls import Capturing, Mode, NotRepeated  # noqa: E402
-from gemm_tuner.torch.tuned_linear import TunedLinear  # noqa: E402
+from gemm_tuner.torch.eager.tuned_linear import TunedLinear  # noqa: E402
+from gemm_tuner.torch.model import tuning  # noqa: E402
 
 MODEL = """
 import sys

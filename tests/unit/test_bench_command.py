@@ -6,10 +6,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from gemm_tuner.cli import bench
-from gemm_tuner.cli.bench_report import WHERE_FASTEST, BenchRow, means_of
-from gemm_tuner.cli.layers import Layer
+from gemm_tuner.cli.arguments.layers import Layer
 from gemm_tuner.cli.main import run
-from gemm_tuner.cli.roofline_plot import KERNEL, PlotLine, draw, write_plot
+from gemm_tuner.cli.reports.bench_report import WHERE_FASTEST, BenchRow, means_of
+from gemm_tuner.cli.reports.roofline_plot import KERNEL, PlotLine, draw, write_plot
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.evidence import Evidence
 from gemm_tuner.domain.measurement import Interference, Measurement, Timing

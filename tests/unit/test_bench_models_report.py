@@ -7,8 +7,14 @@ import pytest
 from model_bench import CASE, measured_by, with_times
 from restricted import full_disk
 
-from gemm_tuner.cli.bench_models_report import mean_text, means, ordered, print_runs, why_slower
-from gemm_tuner.cli.models_page import BEGIN, END, check_page, write_page
+from gemm_tuner.cli.reports.bench_models_report import (
+    mean_text,
+    means,
+    ordered,
+    print_runs,
+    why_slower,
+)
+from gemm_tuner.cli.reports.models_page import BEGIN, END, check_page, write_page
 from gemm_tuner.domain.model_run import ModelLimit, ModelRun, TimeShares
 from gemm_tuner.errors import InvalidSetting
 

@@ -7,9 +7,9 @@ from rich.console import Console
 from samples import CONTEXT, CPU, PROBLEM, make_trial
 
 from gemm_tuner.build.toolchain import Toolchain
-from gemm_tuner.cli import adopt_report
-from gemm_tuner.cli.adopt_report import print_plan
-from gemm_tuner.cli.layers import Layer
+from gemm_tuner.cli.arguments.layers import Layer
+from gemm_tuner.cli.reports import adopt_report
+from gemm_tuner.cli.reports.adopt_report import print_plan
 from gemm_tuner.derive import no_verdict
 from gemm_tuner.select.recorded import Recorded, RecordedWinners
 from gemm_tuner.tuning.adopt import NOT_TIMED, Planned

@@ -4,7 +4,7 @@ import sys
 
 PRINTING = """
 import signal, sys
-from gemm_tuner.cli.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
 
 with StopOnInterrupt() as interrupt:
     class Raising:
@@ -36,7 +36,7 @@ def test_the_first_interrupt_does_not_print_into_what_is_being_printed() -> None
 def test_the_second_interrupt_aborts() -> None:
     script = """
 import signal
-from gemm_tuner.cli.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
 
 with StopOnInterrupt():
     signal.raise_signal(signal.SIGINT)
@@ -50,7 +50,7 @@ with StopOnInterrupt():
 def test_nobody_need_read_the_notice() -> None:
     script = """
 import os, signal
-from gemm_tuner.cli.interrupt import StopOnInterrupt
+from gemm_tuner.cli.terminal.interrupt import StopOnInterrupt
 
 os.close(2)
 with StopOnInterrupt() as interrupt:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gemm_tuner.cli.measuring import measuring
+from gemm_tuner.cli.terminal.measuring import measuring
 from gemm_tuner.errors import PreparationStopped
 from gemm_tuner.machine.measuring_lock import MeasuringLock
 

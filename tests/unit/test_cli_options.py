@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from gemm_tuner.cli import main
-from gemm_tuner.cli.layers import Layer, layers_of
+from gemm_tuner.cli.arguments.layers import Layer, layers_of
+from gemm_tuner.cli.arguments.options import execution_contexts, parse_duration_s
 from gemm_tuner.cli.main import run
-from gemm_tuner.cli.options import execution_contexts, parse_duration_s
-from gemm_tuner.cli.output import print_table
+from gemm_tuner.cli.terminal.output import print_table
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import duration_text, time_text

@@ -8,8 +8,8 @@ from unicodedata import bidirectional, category
 import pytest
 from rich.console import Console
 
-from gemm_tuner.cli import output
-from gemm_tuner.cli.output import print_json, print_table
+from gemm_tuner.cli.terminal import output
+from gemm_tuner.cli.terminal.output import print_json, print_table
 from gemm_tuner.domain.printable import harmless
 
 _BOLD = re.compile(r"\x1b\[\d*m")

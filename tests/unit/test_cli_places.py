@@ -10,8 +10,8 @@ import pytest
 from gemm_tuner_service.listening import listen_on_socket
 from restricted import full_disk, obeying_permissions
 
+from gemm_tuner.cli.arguments.places import check_place
 from gemm_tuner.cli.main import WRONG_USAGE, run
-from gemm_tuner.cli.places import check_place
 from gemm_tuner.client.lock import read_lock, write_lock
 from gemm_tuner.errors import InvalidSetting, MissingCapability
 from gemm_tuner.models.results import Results
@@ -20,7 +20,7 @@ from gemm_tuner.store.sql.database import open_database
 CHECK = """
 import sys
 from pathlib import Path
-from gemm_tuner.cli.places import check_place
+from gemm_tuner.cli.arguments.places import check_place
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.user_file import user_file
 

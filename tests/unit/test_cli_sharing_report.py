@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, add_build, make_trial
 
-from gemm_tuner.cli.sharing_report import SharedLayer, print_shared, shared_facts
+from gemm_tuner.cli.reports.sharing_report import SharedLayer, print_shared, shared_facts
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.select.shared_weights import LIBRARY, share
 from gemm_tuner.store.repository import Repository

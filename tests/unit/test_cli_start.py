@@ -11,8 +11,8 @@ from typing import TextIO
 import pytest
 import typer
 
-from gemm_tuner.cli import output
 from gemm_tuner.cli.main import COMMANDS, PANELS, module_of
+from gemm_tuner.cli.terminal import output
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.store.sql.database import open_database
 
@@ -66,7 +66,7 @@ def test_a_question_to_the_database_loads_no_more_than_it_needs(tmp_path: Path) 
     modules = _modules_after("resolve", "8", "8", "8", "--db", url)
 
     assert not modules & (HEAVY - {"pydantic", "asyncio", "sqlalchemy"})  # typer has pydantic
-    assert not modules & {"rich", "gemm_tuner.cli.means", "gemm_tuner.space.axes"}
+    assert not modules & {"rich", "gemm_tuner.cli.reports.means", "gemm_tuner.space.axes"}
     assert not {"gemm_tuner.bench", "gemm_tuner.build", "gemm_tuner.tuning"} & modules
 
 

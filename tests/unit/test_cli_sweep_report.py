@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, make_disturbed_trial, make_trial
 
-from gemm_tuner.cli.layers import Layer
-from gemm_tuner.cli.sweep_report import print_result, print_summary, result_facts
+from gemm_tuner.cli.arguments.layers import Layer
+from gemm_tuner.cli.reports.sweep_report import print_result, print_summary, result_facts
 from gemm_tuner.tuning.result import SweepResult, make_result
 
 LAYER = Layer(name="up", problem=PROBLEM)

@@ -19,8 +19,8 @@ from samples import (
 )
 from sqlalchemy import Engine, text
 
-from gemm_tuner.cli.page.answers import BREAK_S, Standing, Step, read_contents
-from gemm_tuner.cli.page.summary import summarise
+from gemm_tuner.cli.reports.page.answers import BREAK_S, Standing, Step, read_contents
+from gemm_tuner.cli.reports.page.summary import summarise
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.record import Outcome, Stage

@@ -15,8 +15,8 @@ from samples import (
     make_disturbed_trial,
 )
 
-from gemm_tuner.cli.page.answers import Answer, Contents, Spent, Standing, Step
-from gemm_tuner.cli.page.html import write_comparison, write_page
+from gemm_tuner.cli.reports.page.answers import Answer, Contents, Spent, Standing, Step
+from gemm_tuner.cli.reports.page.html import write_comparison, write_page
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.record import Conditions, Outcome
 
@@ -241,7 +241,7 @@ def test_each_cpu_has_a_row_with_the_date_of_its_last_answer() -> None:
 
 
 def test_a_plot_of_too_many_draws_some_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemm_tuner.cli.page.groups.MOST_ROWS", MOST_ROWS)
+    monkeypatch.setattr("gemm_tuner.cli.reports.page.groups.MOST_ROWS", MOST_ROWS)
     answers = [
         make_answer(f"f32 {1 + number}x8x8 nk none", call_ns=500 + number)
         for number in range(MOST_ROWS + 5)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, add_build, make_artifact, make_trial
 
-from gemm_tuner.cli.range_report import print_curve
+from gemm_tuner.cli.reports.range_report import print_curve
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.measurement import Interference, Measurement, Timing

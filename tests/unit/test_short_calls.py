@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from samples import CONTEXT, CPU, PROBLEM, make_trial
 
-from gemm_tuner.cli.verdict_text import decision_text
+from gemm_tuner.cli.reports.verdict_text import decision_text
 from gemm_tuner.derive import decide_by, derive_verdict
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext

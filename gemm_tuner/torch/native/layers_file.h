@@ -1,5 +1,5 @@
 /* Layers from a folder: layers.txt says what they are, and the kernels lie beside it.
- * gemm_tuner/torch/exporting.py writes it; one line is one layer or one kernel of the layer above.
+ * gemm_tuner/torch/inductor/exporting.py writes it; one line is one layer or one kernel of the layer above.
  *
  *   gemm-tuner layers 3
  *   layer NUMBER N K PACKED_BYTES GROUP TYPE W STEPS       n: a number, or a range, 1..64;

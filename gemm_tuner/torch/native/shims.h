@@ -1,6 +1,6 @@
 /* The operators as C functions, which code that torch.compile writes with `cpp_wrapper` calls: to
  * look an operator up by its name and to go twice through PyTorch's dispatcher takes longer than a
- * small layer. gemm_tuner/torch/lowering.py has their declarations. Arguments are those of the
+ * small layer. gemm_tuner/torch/inductor/lowering.py has their declarations. Arguments are those of the
  * operators, in their order: an array is an at::Tensor, one that may lack a pointer to it, and a
  * list is followed by its length. */
 #include <torch/csrc/inductor/aoti_torch/utils.h>

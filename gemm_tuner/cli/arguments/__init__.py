@@ -1,0 +1,1 @@
+"""What commands share of their arguments: options, layers, files and databases, scripts."""

@@ -1,0 +1,1 @@
+"""What commands share of the terminal: lines, progress, Ctrl-C, waiting for who measures."""

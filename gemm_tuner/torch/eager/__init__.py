@@ -1,0 +1,1 @@
+"""Modules of a model that call tuned kernels in eager mode."""

@@ -1,0 +1,1 @@
+"""What `torch.compile` and AOTInductor compile: a pass over the graph of Inductor."""
