@@ -23,7 +23,8 @@ import sys
 if "worker" in sys.orig_argv:
     os.nice = lambda _more: 0
     from gemm_tuner.domain import doubt
-    from gemm_tuner.tuning import context_sweep, finished, holding, worker
+    from gemm_tuner.tuning import context_sweep, finished, worker
+from gemm_tuner.tuning.ranges import holding
 
     worker.idle_cores = lambda: None
     finished._WIDE = float("inf")

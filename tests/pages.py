@@ -6,7 +6,7 @@ from urllib.parse import urljoin
 
 import httpx
 import pytest
-from gemm_tuner_service import tally_keeper
+from gemm_tuner_service.answering import tally_keeper
 
 _LOADING = {"src", "href", "xlink:href", "action", "poster", "data", "srcset"}
 

@@ -13,7 +13,7 @@ import httpcore
 import numpy as np
 import uvicorn
 from gemm_tuner_service.app import create_app
-from gemm_tuner_service.connections import server_config
+from gemm_tuner_service.server.connections import server_config
 from gemm_tuner_service.settings import Settings
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 

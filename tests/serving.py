@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import uvicorn
 from gemm_tuner_service.app import create_app
-from gemm_tuner_service.connections import ConnectionLimits, server_config
-from gemm_tuner_service.listening import listen_on_port, listen_on_socket, url_of
+from gemm_tuner_service.server.connections import ConnectionLimits, server_config
+from gemm_tuner_service.server.listening import listen_on_port, listen_on_socket, url_of
+from gemm_tuner_service.server.tls import TlsFiles
 from gemm_tuner_service.settings import Settings
-from gemm_tuner_service.tls import TlsFiles
 from samples import CPU, add_build, make_trial
 
 from gemm_tuner.store.repository import Repository

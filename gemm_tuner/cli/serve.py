@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from gemm_tuner_service.client_limits import PER_SECOND
-from gemm_tuner_service.listening import (
+from gemm_tuner_service.clients.client_limits import PER_SECOND
+from gemm_tuner_service.clients.peers import Proxies
+from gemm_tuner_service.server.listening import (
     is_reachable_from_elsewhere,
     listen_on_port,
     listen_on_socket,
     url_of,
 )
-from gemm_tuner_service.peers import Proxies
-from gemm_tuner_service.run import run_service
+from gemm_tuner_service.server.run import run_service
+from gemm_tuner_service.server.tls import TlsFiles
 from gemm_tuner_service.settings import Settings
-from gemm_tuner_service.tls import TlsFiles
 from sqlalchemy import Engine
 
 from gemm_tuner.build.toolchain import find_toolchain

@@ -13,7 +13,7 @@ from gemm_tuner.layers.sources import HasSources, Source, seconds_of
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
 from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.machine.measuring_lock import waiting_at_most
-from gemm_tuner.tuning.wide_range import budgets_of
+from gemm_tuner.tuning.ranges.wide_range import budgets_of
 
 
 def within(source: Source, total_budget_s: object) -> Source:

@@ -17,13 +17,13 @@ from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.verdicts.withheld import Withheld
 from gemm_tuner.tuning.earlier import earlier_trials
-from gemm_tuner.tuning.holding import HeldJob
 from gemm_tuner.tuning.progress import Progress
-from gemm_tuner.tuning.range_budget import budget_of_each
-from gemm_tuner.tuning.range_search import Stopped
+from gemm_tuner.tuning.ranges.holding import HeldJob
+from gemm_tuner.tuning.ranges.range_budget import budget_of_each
+from gemm_tuner.tuning.ranges.range_search import Stopped
+from gemm_tuner.tuning.ranges.split_range import split_range
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
-from gemm_tuner.tuning.split_range import split_range
 from gemm_tuner.tuning.sweep import sweep
 
 logger = logging.getLogger(__name__)

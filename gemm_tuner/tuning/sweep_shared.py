@@ -11,8 +11,13 @@ from gemm_tuner.select.shared_weights import Sharing, check_sharing, share
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.strategies.local_search import FAVOURITES
-from gemm_tuner.tuning.formats import MOST_FORMATS, is_empty, promising_formats, timed_formats
 from gemm_tuner.tuning.progress import Progress
+from gemm_tuner.tuning.ranges.formats import (
+    MOST_FORMATS,
+    is_empty,
+    promising_formats,
+    timed_formats,
+)
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 

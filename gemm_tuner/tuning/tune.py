@@ -19,12 +19,12 @@ from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.progress import Progress, ProgressLog, waiting
+from gemm_tuner.tuning.ranges.split_range import split_range as split_one_range
+from gemm_tuner.tuning.ranges.wide_range import tune_rows
 from gemm_tuner.tuning.settings import SweepSettings
-from gemm_tuner.tuning.split_range import split_range as split_one_range
 from gemm_tuner.tuning.stored import kernel_or_none
 from gemm_tuner.tuning.sweep import sweep
 from gemm_tuner.tuning.sweep_shared import split_budget, sweep_shared
-from gemm_tuner.tuning.wide_range import tune_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

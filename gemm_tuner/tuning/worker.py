@@ -24,9 +24,9 @@ from gemm_tuner.machine.processors import USUAL_LOAD_CORES
 from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.statements import may_pass
-from gemm_tuner.tuning.holding import LEASE_S, HeldJob
 from gemm_tuner.tuning.job import Ending, JobRun
 from gemm_tuner.tuning.patience import idle_cores
+from gemm_tuner.tuning.ranges.holding import LEASE_S, HeldJob
 
 KEPT = timedelta(days=30)  # jobs that are over
 _POLL_S = 0.5

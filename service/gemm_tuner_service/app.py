@@ -6,15 +6,15 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from gemm_tuner_service.access import AccessControl, ClientWork
 from gemm_tuner_service.dashboard.pictures import PICTURES
 from gemm_tuner_service.dashboard.render import compile_templates
 from gemm_tuner_service.dashboard.shell import PageShell
 from gemm_tuner_service.dependencies import RunningService
-from gemm_tuner_service.head import HeadAsGet
-from gemm_tuner_service.limits import FramingControl, RequestLimits
-from gemm_tuner_service.named_twice import NamesOnce
-from gemm_tuner_service.observing import Observation
+from gemm_tuner_service.middleware.access import AccessControl, ClientWork
+from gemm_tuner_service.middleware.head import HeadAsGet
+from gemm_tuner_service.middleware.limits import FramingControl, RequestLimits
+from gemm_tuner_service.middleware.named_twice import NamesOnce
+from gemm_tuner_service.middleware.observing import Observation
 from gemm_tuner_service.plain_failures import PlainFailures
 from gemm_tuner_service.problems import install_handlers
 from gemm_tuner_service.routes import (

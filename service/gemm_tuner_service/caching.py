@@ -4,7 +4,7 @@ from http import HTTPStatus
 
 from fastapi import Response
 
-from gemm_tuner_service.answers import Answer
+from gemm_tuner_service.answering.answers import Answer
 
 
 def tagged(answer: Answer, if_none_match: str | None) -> Response:

@@ -17,23 +17,23 @@ from gemm_tuner.store.tokens import Tokens
 from gemm_tuner.store.watching import ChangeWatch
 from gemm_tuner.trust.keys import KeyPair
 from gemm_tuner.trust.succession import Succession, read_successions
-from gemm_tuner_service.answers import Answers
+from gemm_tuner_service.answering.answers import Answers
+from gemm_tuner_service.answering.cpus import Cpus
+from gemm_tuner_service.answering.gathering import Gathering
+from gemm_tuner_service.answering.miss_counter import MissCounter
+from gemm_tuner_service.answering.questions import Questions
+from gemm_tuner_service.answering.resolver import Resolver
+from gemm_tuner_service.answering.tally_keeper import TallyKeeper
+from gemm_tuner_service.answering.turn import OncePerTurn
 from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
-from gemm_tuner_service.callers import Caller, Callers
-from gemm_tuner_service.client_limits import ClientLimits, Work
-from gemm_tuner_service.cpus import Cpus
-from gemm_tuner_service.gathering import Gathering
-from gemm_tuner_service.job_desk import JobDesk
-from gemm_tuner_service.lasting import WORK
-from gemm_tuner_service.miss_counter import MissCounter
-from gemm_tuner_service.observing import CALLER
-from gemm_tuner_service.questions import Questions
+from gemm_tuner_service.clients.callers import Caller, Callers
+from gemm_tuner_service.clients.client_limits import ClientLimits, Work
+from gemm_tuner_service.clients.sessions import Sessions
+from gemm_tuner_service.jobs.job_desk import JobDesk
+from gemm_tuner_service.middleware.lasting import WORK
+from gemm_tuner_service.middleware.observing import CALLER
 from gemm_tuner_service.readiness import Readiness
-from gemm_tuner_service.resolver import Resolver
-from gemm_tuner_service.sessions import Sessions
 from gemm_tuner_service.settings import Settings
-from gemm_tuner_service.tally_keeper import TallyKeeper
-from gemm_tuner_service.turn import OncePerTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from gemm_tuner.errors import (
 )
 from gemm_tuner.store.jobs.jobs import JobsFull
 from gemm_tuner_service.bounds import MAX_FAULTS
-from gemm_tuner_service.client_limits import TooManyRequests
+from gemm_tuner_service.clients.client_limits import TooManyRequests
 from gemm_tuner_service.request_ids import REQUEST_ID, REQUEST_ID_HEADER
 
 MEDIA_TYPE = "application/problem+json"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.estimate import Estimator
-from gemm_tuner_service.client_limits import PER_SECOND
-from gemm_tuner_service.peers import NO_PROXIES, Proxies
+from gemm_tuner_service.clients.client_limits import PER_SECOND
+from gemm_tuner_service.clients.peers import NO_PROXIES, Proxies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

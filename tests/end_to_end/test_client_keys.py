@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gemm_tuner_service.tls import TlsFiles
+from gemm_tuner_service.server.tls import TlsFiles
 from served import PROBLEM, Site
 
 from gemm_tuner import Client

@@ -10,7 +10,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from gemm_tuner_service.resolver import Resolver
+from gemm_tuner_service.answering.resolver import Resolver
 from served import PROBLEM, Site, keep_trial
 from starlette.types import ASGIApp, Receive, Scope, Send
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gemm_tuner_service.metrics import FOLDER_VARIABLE
-from gemm_tuner_service.run import folder_of_numbers
+from gemm_tuner_service.server.run import folder_of_numbers
 from prometheus_client.parser import text_string_to_metric_families
 from served import PROBLEM, Site
 
@@ -187,7 +187,7 @@ def test_what_a_killed_service_left_is_removed_and_what_is_in_use_stays(
     monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dying = (
-        "import os; from gemm_tuner_service.run import folder_of_numbers as f\n"
+        "import os; from gemm_tuner_service.server.run import folder_of_numbers as f\n"
         "with f(): os._exit(0)"
     )
     subprocess.run(

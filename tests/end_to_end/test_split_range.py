@@ -36,9 +36,9 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.trust.attestation import MeasuringKeys
 from gemm_tuner.tuning.job import JobRun
-from gemm_tuner.tuning.range_search import Stopped
+from gemm_tuner.tuning.ranges.range_search import Stopped
+from gemm_tuner.tuning.ranges.split_range import split_range
 from gemm_tuner.tuning.settings import SweepSettings
-from gemm_tuner.tuning.split_range import split_range
 
 N, K = 16, 24
 PROBLEM = f"f32 1..6x{N}x{K} nk bias+relu"
@@ -161,7 +161,7 @@ def test_a_layer_splits_a_wide_range_unless_that_was_done(
             if error:
                 raise error
 
-        monkeypatch.setattr(f"gemm_tuner.tuning.wide_range.{name}", noted)
+        monkeypatch.setattr(f"gemm_tuner.tuning.ranges.wide_range.{name}", noted)
 
     def tune(budget_s: float) -> Kernel:
         layer = gemm_tuner.tune_layer(
@@ -174,7 +174,7 @@ def test_a_layer_splits_a_wide_range_unless_that_was_done(
     note("split_range")
     note("sweep")
     with monkeypatch.context() as patches:
-        patches.setattr("gemm_tuner.tuning.wide_range._NARROW", 6)
+        patches.setattr("gemm_tuner.tuning.ranges.wide_range._NARROW", 6)
         tune(0.6)
     assert asked == ["sweep 0.4"]  # the range is not wide
 
@@ -212,7 +212,7 @@ def test_a_job_with_time_for_it_splits_a_range(swept: str, monkeypatch: pytest.M
     before = repository.trials()
 
     # Each of the 4 m that are tuned first has at most what it had in the sweep.
-    monkeypatch.setattr("gemm_tuner.tuning.range_budget.LEAST_S", 0.1)
+    monkeypatch.setattr("gemm_tuner.tuning.ranges.range_budget.LEAST_S", 0.1)
     job = ask_for(jobs, Problem.parse(PROBLEM), budget_s=1.6)
     run_job(jobs, repository, job)
 
@@ -232,7 +232,7 @@ def test_a_job_whose_range_cannot_be_split_tunes_it_at_its_greatest_m(
         raise TrialFailed
 
     monkeypatch.setattr("gemm_tuner.tuning.job.split_range", fail)
-    monkeypatch.setattr("gemm_tuner.tuning.range_budget.LEAST_S", 0.01)
+    monkeypatch.setattr("gemm_tuner.tuning.ranges.range_budget.LEAST_S", 0.01)
     engine = open_database(swept)
     jobs, repository = Jobs(engine), Repository(engine)
     job = ask_for(jobs, Problem.parse(PROBLEM), budget_s=0.12)
@@ -249,7 +249,7 @@ def test_a_job_that_is_cancelled_while_it_splits_says_what_is_kept(
         raise Stopped
 
     monkeypatch.setattr("gemm_tuner.tuning.job.split_range", stop)
-    monkeypatch.setattr("gemm_tuner.tuning.range_budget.LEAST_S", 0.01)
+    monkeypatch.setattr("gemm_tuner.tuning.ranges.range_budget.LEAST_S", 0.01)
     monkeypatch.setattr(JobRun, "_is_cancelled", property(lambda _run: True))
     engine = open_database(swept)
     jobs = Jobs(engine)
@@ -341,7 +341,7 @@ def test_nothing_is_tuned_where_memory_does_not_suffice_for_the_greatest_m(
         tuned.append(problem.m.high)
         raise NotEnoughMemory
 
-    monkeypatch.setattr("gemm_tuner.tuning.range_search.sweep", too_large)
+    monkeypatch.setattr("gemm_tuner.tuning.ranges.range_search.sweep", too_large)
 
     with pytest.raises(NotEnoughMemory):
         gemm_tuner.tune(PROBLEM, db_url=f"sqlite:///{tmp_path}/store.sqlite3", split_range=True)

@@ -39,8 +39,8 @@ from gemm_tuner.select.choose import choose
 from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts
-from gemm_tuner.tuning.holding import HeldJob
 from gemm_tuner.tuning.job import JobRun
+from gemm_tuner.tuning.ranges.holding import HeldJob
 
 # tests/unit/test_store_jobs.py gives back, and takes over, jobs on each kind of database, and
 # test_fleet_faults.py kills workers on PostgreSQL.

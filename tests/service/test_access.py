@@ -11,11 +11,11 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gemm_tuner_service.app import create_app
-from gemm_tuner_service.callers import Callers, NotAuthenticated
-from gemm_tuner_service.client_limits import ClientLimits, TooManyRequests
-from gemm_tuner_service.peers import Peer, Proxies
+from gemm_tuner_service.clients.callers import Callers, NotAuthenticated
+from gemm_tuner_service.clients.client_limits import ClientLimits, TooManyRequests
+from gemm_tuner_service.clients.peers import Peer, Proxies
+from gemm_tuner_service.clients.sessions import Sessions
 from gemm_tuner_service.routing import RULES, SCOPES_OF_LOOPBACK, rule_of
-from gemm_tuner_service.sessions import Sessions
 from gemm_tuner_service.settings import Settings
 from samples import PROBLEM
 from serving import served

@@ -6,8 +6,8 @@ from math import inf
 
 import httpx
 import pytest
-from gemm_tuner_service import answers as module
-from gemm_tuner_service.answers import Answer, Answers
+from gemm_tuner_service.answering import answers as module
+from gemm_tuner_service.answering.answers import Answer, Answers
 from gemm_tuner_service.settings import Settings
 from samples import PROBLEM, add_build, make_trial
 from sqlalchemy import Engine, event, text

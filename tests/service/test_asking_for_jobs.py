@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from gemm_tuner_service import job_desk
-from gemm_tuner_service.job_schemas import EstimateView
+from gemm_tuner_service.jobs import job_desk
+from gemm_tuner_service.jobs.job_schemas import EstimateView
 from gemm_tuner_service.routes import jobs as jobs_route
 from gemm_tuner_service.settings import Settings
 from job_site import TUNED, UNTUNED, JobSite, now

@@ -307,7 +307,7 @@ def test_an_unexpected_error_tells_nothing_but_where_to_look(
     def fail(*_arguments: object, **_named: object) -> None:
         raise RuntimeError(f"secret at {tmp_path}")
 
-    monkeypatch.setattr("gemm_tuner_service.resolver.match", fail)
+    monkeypatch.setattr("gemm_tuner_service.answering.resolver.match", fail)
     with served(settings) as client:
         answer = client.post("/v1/resolve", json={"problem": replace(PROBLEM, n=8).text})
 

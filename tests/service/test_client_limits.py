@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from gemm_tuner_service.client_limits import (
+from gemm_tuner_service.clients.client_limits import (
     MAX_CLIENTS,
     MAX_REQUESTS_OF_CLIENT,
     MAX_WAITING,

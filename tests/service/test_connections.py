@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
-from gemm_tuner_service.connections import (
+from gemm_tuner_service.middleware.limits import RequestLimits
+from gemm_tuner_service.server.connections import (
     BoundedProtocol,
     ConnectionLimits,
     Connections,
     server_config,
 )
-from gemm_tuner_service.limits import RequestLimits
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 

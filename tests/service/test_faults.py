@@ -17,8 +17,8 @@ from queue import Queue
 import httpx
 import pytest
 from databases import Databases
-from gemm_tuner_service.answers import Answers, Asked
-from gemm_tuner_service.resolver import Resolver
+from gemm_tuner_service.answering.answers import Answers, Asked
+from gemm_tuner_service.answering.resolver import Resolver
 from gemm_tuner_service.settings import Settings
 from postgres import PostgresServer
 from samples import CONTEXT, CPU, PROBLEM, add_build, make_artifact, make_failed_trial, make_trial

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
-from gemm_tuner_service.answers import Answer, Answers, Asked
-from gemm_tuner_service.gathering import Gathering
-from gemm_tuner_service.resolver import Answered, Resolver
+from gemm_tuner_service.answering.answers import Answer, Answers, Asked
+from gemm_tuner_service.answering.gathering import Gathering
+from gemm_tuner_service.answering.resolver import Answered, Resolver
 from gemm_tuner_service.settings import Settings
 from samples import CONTEXT, CPU, PROBLEM, make_trial
 from sqlalchemy import Engine, event, text
@@ -241,7 +241,7 @@ def test_one_who_leaves_spoils_no_answer_of_others_and_is_not_asked_for() -> Non
 def test_who_finds_no_place_in_a_group_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gemm_tuner_service.gathering._LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr("gemm_tuner_service.answering.gathering._LONGEST_WAIT_S", 0.05)
 
     async def ask() -> None:
         desk = Desk()

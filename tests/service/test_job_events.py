@@ -13,10 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-from gemm_tuner_service import client_limits, job_watch
-from gemm_tuner_service.connections import ConnectionLimits
-from gemm_tuner_service.job_watch import JobWatch
+from gemm_tuner_service.clients import client_limits
+from gemm_tuner_service.jobs import job_watch
+from gemm_tuner_service.jobs.job_watch import JobWatch
 from gemm_tuner_service.routes import jobs as module
+from gemm_tuner_service.server.connections import ConnectionLimits
 from gemm_tuner_service.settings import Settings
 from job_site import JobSite
 from samples import CONTEXT, CPU, PROBLEM

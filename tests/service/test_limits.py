@@ -14,10 +14,10 @@ from io import StringIO
 
 import httpx
 import pytest
-from gemm_tuner_service.connections import ConnectionLimits
-from gemm_tuner_service.limits import RequestLimits
-from gemm_tuner_service.listening import listen_on_port
 from gemm_tuner_service.logs import BURST, MAX_RECORD_CHARACTERS, BoundedHandler
+from gemm_tuner_service.middleware.limits import RequestLimits
+from gemm_tuner_service.server.connections import ConnectionLimits
+from gemm_tuner_service.server.listening import listen_on_port
 from gemm_tuner_service.settings import Settings
 from samples import PROBLEM
 from serving import served

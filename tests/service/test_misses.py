@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from gemm_tuner_service import miss_counter
-from gemm_tuner_service.answers import Asked
-from gemm_tuner_service.miss_counter import MissCounter
+from gemm_tuner_service.answering import miss_counter
+from gemm_tuner_service.answering.answers import Asked
+from gemm_tuner_service.answering.miss_counter import MissCounter
 from gemm_tuner_service.settings import Settings
 from job_site import TUNED, UNTUNED, JobSite
 from samples import CONTEXT, CPU, PROBLEM, SIBLING_CPU, make_trial

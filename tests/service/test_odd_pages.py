@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gemm_tuner_service import tally_keeper
+from gemm_tuner_service.answering import tally_keeper
 from gemm_tuner_service.settings import Settings
 from job_site import JobSite, now
 from pages import Page, count_always

@@ -2,7 +2,7 @@ import os
 from typing import Any
 
 import pytest
-from gemm_tuner_service.peers import UID, Peer, Proxies
+from gemm_tuner_service.clients.peers import UID, Peer, Proxies
 
 from gemm_tuner.errors import InvalidSetting
 

@@ -9,7 +9,7 @@ from io import StringIO
 import httpx
 import pytest
 from gemm_tuner_service.bounds import MAX_BATCH, MAX_UPLOAD_BYTES
-from gemm_tuner_service.peers import Proxies
+from gemm_tuner_service.clients.peers import Proxies
 from gemm_tuner_service.settings import Settings
 from samples import make_trial
 from serving import served

@@ -11,10 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
-from gemm_tuner_service import client_limits, job_desk, job_watch
-from gemm_tuner_service.answers import Asked
-from gemm_tuner_service.callers import Caller
-from gemm_tuner_service.connections import ConnectionLimits
+from gemm_tuner_service.answering.answers import Asked
+from gemm_tuner_service.clients import client_limits
+from gemm_tuner_service.clients.callers import Caller
+from gemm_tuner_service.jobs import job_desk, job_watch
+from gemm_tuner_service.server.connections import ConnectionLimits
 from gemm_tuner_service.settings import Settings
 from job_site import TUNED, UNTUNED, JobSite, now
 from samples import make_disturbed_trial, make_trial

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from gemm_tuner_service.peers import Proxies
+from gemm_tuner_service.clients.peers import Proxies
 from gemm_tuner_service.routes import revocations
 from gemm_tuner_service.settings import Settings
 from samples import PROBLEM, make_artifact

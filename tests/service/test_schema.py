@@ -16,7 +16,7 @@ import pytest
 import requests
 import schemathesis
 from databases import Databases, SqliteDatabases
-from gemm_tuner_service.peers import Proxies
+from gemm_tuner_service.clients.peers import Proxies
 from gemm_tuner_service.routes import resolve
 from postgres import find_programs
 from schemathesis.checks import not_a_server_error

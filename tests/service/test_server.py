@@ -7,7 +7,7 @@ import httpx
 import pytest
 import uvicorn
 from gemm_tuner_service.app import create_app
-from gemm_tuner_service.connections import server_config
+from gemm_tuner_service.server.connections import server_config
 from gemm_tuner_service.settings import Settings
 from samples import PROBLEM
 

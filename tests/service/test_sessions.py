@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import httpx
 import pytest
-from gemm_tuner_service.peers import Proxies
+from gemm_tuner_service.clients.peers import Proxies
 from gemm_tuner_service.settings import Settings
 from pages import Page
 from samples import PROBLEM
@@ -68,7 +68,7 @@ def test_a_person_signs_in_with_a_token_and_out_again(
 def test_a_session_ends_with_its_token(
     signing_in: tuple[httpx.Client, Tokens], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemm_tuner_service.callers.TOKEN_KNOWN_S", 0.0)
+    monkeypatch.setattr("gemm_tuner_service.clients.callers.TOKEN_KNOWN_S", 0.0)
     client, tokens = signing_in
     token_id, secret = _token(tokens, Scope.RESOLVE)
     cookie = client.post("/sign-in", data={"token": secret}).headers["Set-Cookie"].partition(";")[0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
-from gemm_tuner_service.peers import Proxies
+from gemm_tuner_service.clients.peers import Proxies
 from typer.core import TyperOption
 
 from gemm_tuner.cli.serve import serve

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from threading import Event, Timer
 
 import pytest
-from gemm_tuner_service import tally_keeper
-from gemm_tuner_service.tally_keeper import KEPT_S, LONGEST_S, TallyKeeper
+from gemm_tuner_service.answering import tally_keeper
+from gemm_tuner_service.answering.tally_keeper import KEPT_S, LONGEST_S, TallyKeeper
 
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.store.tallies import Tallies

@@ -20,9 +20,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from gemm_tuner_service.connections import ConnectionLimits
+from gemm_tuner_service.server.connections import ConnectionLimits
+from gemm_tuner_service.server.tls import SecuredTransport, TlsFiles
 from gemm_tuner_service.settings import Settings
-from gemm_tuner_service.tls import SecuredTransport, TlsFiles
 from samples import PROBLEM
 from serving import served
 

@@ -3,7 +3,7 @@
 import asyncio
 from itertools import count
 
-from gemm_tuner_service.turn import OncePerTurn
+from gemm_tuner_service.answering.turn import OncePerTurn
 
 
 async def _values_of_turns() -> list[tuple[int, int]]:

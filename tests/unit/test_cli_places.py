@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gemm_tuner_service.listening import listen_on_socket
+from gemm_tuner_service.server.listening import listen_on_socket
 from restricted import full_disk, obeying_permissions
 
 from gemm_tuner.cli.arguments.places import check_place

@@ -82,6 +82,8 @@ def test_h11_reads_with_these_patterns() -> None:
         assert fast in getattr(_readers, name).pattern
 
 
-@pytest.mark.parametrize("name", ["gemm_tuner.client.transport", "gemm_tuner_service.connections"])
+@pytest.mark.parametrize(
+    "name", ["gemm_tuner.client.transport", "gemm_tuner_service.server.connections"]
+)
 def test_the_client_and_the_service_read_with_them(name: str) -> None:
     assert vars(import_module(name))["gemm_tuner"].http_parsing is http_parsing

@@ -6,7 +6,7 @@ import pytest
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.rows import Rows
-from gemm_tuner.tuning.boundaries import (
+from gemm_tuner.tuning.ranges.boundaries import (
     Shape,
     candidate_of,
     first_rows,

@@ -14,11 +14,11 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
-from gemm_tuner.tuning.boundaries import Shape
-from gemm_tuner.tuning.formats import same_tile_in_format, timed_formats
 from gemm_tuner.tuning.generator import generator_version
-from gemm_tuner.tuning.range_budget import Budgets, budget_of_each
-from gemm_tuner.tuning.range_search import RangeSearch
+from gemm_tuner.tuning.ranges.boundaries import Shape
+from gemm_tuner.tuning.ranges.formats import same_tile_in_format, timed_formats
+from gemm_tuner.tuning.ranges.range_budget import Budgets, budget_of_each
+from gemm_tuner.tuning.ranges.range_search import RangeSearch
 from gemm_tuner.tuning.settings import SweepSettings
 
 ROWS = (1, 8, 64)
@@ -100,7 +100,7 @@ def begin(
 
     def begin(alone: Mapping[int, Candidate], speed: Speeds) -> tuple[RangeSearch, Sweeps]:
         sweeps = Sweeps(repository, alone, speed)
-        monkeypatch.setattr("gemm_tuner.tuning.range_search.sweep", sweeps)
+        monkeypatch.setattr("gemm_tuner.tuning.ranges.range_search.sweep", sweeps)
         monkeypatch.setattr("gemm_tuner.tuning.earlier.stands", lambda _trial, _toolchain: True)
         search = RangeSearch(
             problem=Problem.parse("f32 1..64x768x768"),

@@ -3,7 +3,7 @@
 import pytest
 
 from gemm_tuner.domain.rows import Rows
-from gemm_tuner.tuning.wide_range import budgets_of, is_wide
+from gemm_tuner.tuning.ranges.wide_range import budgets_of, is_wide
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,10 @@ from gemm_tuner.runtime.load import load_kernel
 from gemm_tuner.select.choose import choose
 from gemm_tuner.select.measured_range import MeasuredRows, mean_loss
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.boundaries import can_be_split, first_rows
-from gemm_tuner.tuning.range_search import Stopped
+from gemm_tuner.tuning.ranges.boundaries import can_be_split, first_rows
+from gemm_tuner.tuning.ranges.range_search import Stopped
+from gemm_tuner.tuning.ranges.split_range import SplitRange, split_range
 from gemm_tuner.tuning.settings import SweepSettings
-from gemm_tuner.tuning.split_range import SplitRange, split_range
 
 
 def check_ranges(layers: Sequence[Layer], others: Mapping[str, bool]) -> None:

@@ -9,9 +9,9 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import JobState
 from gemm_tuner.store.jobs.misses import MissCount
 from gemm_tuner.store.jobs.workers import Worker
-from gemm_tuner_service.callers import Caller
+from gemm_tuner_service.clients.callers import Caller
 from gemm_tuner_service.dependencies import RunningService
-from gemm_tuner_service.job_schemas import JobView
+from gemm_tuner_service.jobs.job_schemas import JobView
 
 LIVE_JOBS = 5  # of those that run, and of those that wait
 WANTED = 10

@@ -14,7 +14,7 @@ from gemm_tuner.errors import InvalidProblem
 from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.listing import Listed
 from gemm_tuner.store.verdicts.figures import Standing
-from gemm_tuner_service.answers import Asked
+from gemm_tuner_service.answering.answers import Asked
 from gemm_tuner_service.dashboard import drawings
 from gemm_tuner_service.dashboard.pictures import PICTURES, Picture
 from gemm_tuner_service.dependencies import RunningService

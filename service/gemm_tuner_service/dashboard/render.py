@@ -15,9 +15,9 @@ from gemm_tuner.domain.printable import harmless
 from gemm_tuner.domain.units import bytes_text, context_text, duration_text, time_text
 from gemm_tuner.domain.verdict import BASELINE_BELOW, TUNED_ABOVE
 from gemm_tuner.store.tallies import RATIO_STEPS, RATIOS_PER_E
-from gemm_tuner_service.callers import Caller
+from gemm_tuner_service.clients.callers import Caller
 from gemm_tuner_service.dashboard.pictures import BEING_DRAWN
-from gemm_tuner_service.observing import CALLER
+from gemm_tuner_service.middleware.observing import CALLER
 
 NONCE = "nonce"  # the member of the state of a request: what a style needs to be used
 

@@ -5,10 +5,10 @@ from functools import partial
 
 from fastapi import APIRouter, Response
 
+from gemm_tuner_service.answering.resolver import batch_item
 from gemm_tuner_service.dependencies import RequestWork, Service
-from gemm_tuner_service.named_twice import NAMES_ONCE
+from gemm_tuner_service.middleware.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES
-from gemm_tuner_service.resolver import batch_item
 from gemm_tuner_service.schemas import BatchRequest, BatchResolution
 
 router = APIRouter(tags=["kernels"], responses=RESPONSES, dependencies=[NAMES_ONCE])

@@ -9,11 +9,10 @@ from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gemm_tuner.domain.job import Job, JobState
-from gemm_tuner_service.answers import Asked
+from gemm_tuner_service.answering.answers import Asked
 from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import Asking, RequestWork, RunningService, Service
-from gemm_tuner_service.head import is_head
-from gemm_tuner_service.job_schemas import (
+from gemm_tuner_service.jobs.job_schemas import (
     EstimateView,
     JobEvent,
     JobRequest,
@@ -21,9 +20,10 @@ from gemm_tuner_service.job_schemas import (
     JobView,
     url_of,
 )
-from gemm_tuner_service.job_watch import JobWatch
-from gemm_tuner_service.lasting import Lasting, let_last
-from gemm_tuner_service.named_twice import NAMES_ONCE
+from gemm_tuner_service.jobs.job_watch import JobWatch
+from gemm_tuner_service.middleware.head import is_head
+from gemm_tuner_service.middleware.lasting import Lasting, let_last
+from gemm_tuner_service.middleware.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES, describe
 from gemm_tuner_service.schemas import IN_DIGITS
 

@@ -6,10 +6,10 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Response
 
 from gemm_tuner.domain.context import ExecutionContext
-from gemm_tuner_service.answers import Asked
+from gemm_tuner_service.answering.answers import Asked
 from gemm_tuner_service.caching import tagged
 from gemm_tuner_service.dependencies import Service
-from gemm_tuner_service.named_twice import NAMES_ONCE
+from gemm_tuner_service.middleware.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.schemas import KernelQuery, Resolution
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query
 
 from gemm_tuner_service.bounds import MAX_PAGE
 from gemm_tuner_service.dependencies import RequestWork, Service
-from gemm_tuner_service.job_schemas import MissesPage, MissView
+from gemm_tuner_service.jobs.job_schemas import MissesPage, MissView
 from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.schemas import IN_DIGITS
 

@@ -9,14 +9,14 @@ from fastapi import APIRouter, Header, HTTPException, Query, Request, Response
 
 from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import Job
-from gemm_tuner_service.answers import Answer, Asked
+from gemm_tuner_service.answering.answers import Answer, Asked
 from gemm_tuner_service.caching import tagged
-from gemm_tuner_service.callers import Caller
+from gemm_tuner_service.clients.callers import Caller
 from gemm_tuner_service.dependencies import Asking, RunningService, Service
-from gemm_tuner_service.job_schemas import PendingResolution, Tuning, url_of
-from gemm_tuner_service.lean_route import LeanResolveRoute
-from gemm_tuner_service.named_twice import NAMES_ONCE
+from gemm_tuner_service.jobs.job_schemas import PendingResolution, Tuning, url_of
+from gemm_tuner_service.middleware.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES
+from gemm_tuner_service.routes.lean_route import LeanResolveRoute
 from gemm_tuner_service.schemas import Resolution, ResolveRequest
 
 LONGEST_WAIT_S = 120

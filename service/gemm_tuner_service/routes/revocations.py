@@ -8,10 +8,10 @@ from fastapi import APIRouter, Header, HTTPException, Path, Query, Response
 
 from gemm_tuner.domain.revocation import SUBJECT
 from gemm_tuner.trust.revocations import SignedRevocations, sign_revocations
-from gemm_tuner_service.answers import Answer
+from gemm_tuner_service.answering.answers import Answer
 from gemm_tuner_service.caching import tagged
 from gemm_tuner_service.dependencies import Asking, Service
-from gemm_tuner_service.named_twice import NAMES_ONCE
+from gemm_tuner_service.middleware.named_twice import NAMES_ONCE
 from gemm_tuner_service.problems import RESPONSES
 from gemm_tuner_service.schemas import Reason, RevocationRequest
 

@@ -7,12 +7,12 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse
 
-from gemm_tuner_service.callers import NotAuthenticated, SentInClearText
+from gemm_tuner_service.clients.callers import NotAuthenticated, SentInClearText
+from gemm_tuner_service.clients.sessions import cookie_of, cookies_away
 from gemm_tuner_service.dashboard.render import render
 from gemm_tuner_service.dependencies import Service
 from gemm_tuner_service.metrics import TOKENS_REFUSED
 from gemm_tuner_service.routing import SIGN_IN, SIGN_OUT, rule_of
-from gemm_tuner_service.sessions import cookie_of, cookies_away
 
 _MAX_FIELDS = 4
 _MAX_WANTED = 2000

@@ -7,7 +7,7 @@ from threading import Event, Lock, Thread
 
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.store.jobs.misses import Miss
-from gemm_tuner_service.answers import Asked, Key
+from gemm_tuner_service.answering.answers import Asked, Key
 
 WRITE_EVERY_S = 5.0
 MAX_COUNTED = 4096  # questions between two writings; others are not counted

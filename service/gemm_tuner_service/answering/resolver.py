@@ -21,9 +21,9 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.statements import RowsDamaged
 from gemm_tuner.store.verdicts.asking import Found, ReadyAnswer
 from gemm_tuner.trust.keys import KeyPair
-from gemm_tuner_service.answers import Answer, Answers, Asked, Key
+from gemm_tuner_service.answering.answers import Answer, Answers, Asked, Key
+from gemm_tuner_service.answering.questions import problem_in
 from gemm_tuner_service.problems import describe
-from gemm_tuner_service.questions import problem_in
 from gemm_tuner_service.schemas import BatchItem
 
 Answered = Answer | Exception

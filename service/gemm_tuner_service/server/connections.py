@@ -25,10 +25,10 @@ from uvicorn.server import ServerState
 import gemm_tuner.http_parsing  # noqa: F401 - heads of requests in bounded time
 from gemm_tuner.trust.local import peer_uid
 from gemm_tuner_service.bounds import MAX_UPLOAD_BYTES
-from gemm_tuner_service.lasting import end_lasting, lasting_of
-from gemm_tuner_service.peers import UID
+from gemm_tuner_service.clients.peers import UID
+from gemm_tuner_service.middleware.lasting import end_lasting, lasting_of
 from gemm_tuner_service.problems import problem_response
-from gemm_tuner_service.tls import Handshake, TlsFiles
+from gemm_tuner_service.server.tls import Handshake, TlsFiles
 
 _CLOSE = (b"connection", b"close")
 _READ_BYTES = 2**13  # at once: a turn of the loop is short, however little each event brings

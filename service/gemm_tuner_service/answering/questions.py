@@ -4,9 +4,9 @@ import json
 from functools import lru_cache
 
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner_service.answers import Asked
-from gemm_tuner_service.cpus import Cpus
-from gemm_tuner_service.named_twice import members
+from gemm_tuner_service.answering.answers import Asked
+from gemm_tuner_service.answering.cpus import Cpus
+from gemm_tuner_service.middleware.named_twice import members
 from gemm_tuner_service.schemas import ResolveRequest
 
 MAX_KNOWN = 8192

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from starlette.types import Scope
 
-from gemm_tuner_service.client_limits import Work
-from gemm_tuner_service.limits import LEAVE
+from gemm_tuner_service.clients.client_limits import Work
+from gemm_tuner_service.middleware.limits import LEAVE
 
 WORK = "work"  # the member of the state of a request that counts its work
 

@@ -17,18 +17,18 @@ from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.boundaries import Shape, price_of_losses
 from gemm_tuner.tuning.earlier import earlier_trials
-from gemm_tuner.tuning.formats import (
+from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.tuning.progress import Progress
+from gemm_tuner.tuning.ranges.boundaries import Shape, price_of_losses
+from gemm_tuner.tuning.ranges.formats import (
     TimedFormats,
     is_empty,
     ranked_formats,
     same_tile_in_format,
     timed_formats,
 )
-from gemm_tuner.tuning.generator import generator_version
-from gemm_tuner.tuning.progress import Progress
-from gemm_tuner.tuning.range_budget import Budgets
+from gemm_tuner.tuning.ranges.range_budget import Budgets
 from gemm_tuner.tuning.sampling import FINALISTS
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep

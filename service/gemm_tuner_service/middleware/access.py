@@ -7,12 +7,12 @@ from fastapi import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gemm_tuner.errors import GemmTunerError
-from gemm_tuner_service.callers import Caller, NotAuthenticated, SentInClearText
-from gemm_tuner_service.client_limits import TooManyRequests
+from gemm_tuner_service.clients.callers import Caller, NotAuthenticated, SentInClearText
+from gemm_tuner_service.clients.client_limits import TooManyRequests
 from gemm_tuner_service.dependencies import RunningService
-from gemm_tuner_service.lasting import WORK
 from gemm_tuner_service.metrics import TOKENS_REFUSED
-from gemm_tuner_service.observing import CALLER, FROM
+from gemm_tuner_service.middleware.lasting import WORK
+from gemm_tuner_service.middleware.observing import CALLER, FROM
 from gemm_tuner_service.problems import busy_response, error_response, problem_response
 from gemm_tuner_service.routing import LIVENESS, Rule, is_page, methods_of, rule_of
 

@@ -10,7 +10,7 @@ from fastapi import Request
 
 from gemm_tuner.domain.job import Job
 from gemm_tuner.errors import GemmTunerError, StoreFailed
-from gemm_tuner_service.lasting import let_last
+from gemm_tuner_service.middleware.lasting import let_last
 
 POLL_S = 0.5
 

@@ -20,8 +20,8 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import StoreFailed
 from gemm_tuner.select.lookup import TrialsNeeded
 from gemm_tuner.store.verdicts.asking import MAX_TOGETHER
-from gemm_tuner_service.answers import Answer, Asked
-from gemm_tuner_service.resolver import Answered
+from gemm_tuner_service.answering.answers import Answer, Asked
+from gemm_tuner_service.answering.resolver import Answered
 
 _Result = TypeVar("_Result")
 

@@ -19,7 +19,12 @@ from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import predict_cycles
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.attempt import Attempts
-from gemm_tuner.tuning.boundaries import (
+from gemm_tuner.tuning.earlier import earlier_trials
+from gemm_tuner.tuning.generator import generator_version
+from gemm_tuner.tuning.host import start_host_while_compiling
+from gemm_tuner.tuning.progress import Progress
+from gemm_tuner.tuning.race import find_race
+from gemm_tuner.tuning.ranges.boundaries import (
     Piece,
     Shape,
     can_be_split,
@@ -28,12 +33,7 @@ from gemm_tuner.tuning.boundaries import (
     rows_between,
     split,
 )
-from gemm_tuner.tuning.earlier import earlier_trials
-from gemm_tuner.tuning.generator import generator_version
-from gemm_tuner.tuning.host import start_host_while_compiling
-from gemm_tuner.tuning.progress import Progress
-from gemm_tuner.tuning.race import find_race
-from gemm_tuner.tuning.range_search import Format, RangeSearch
+from gemm_tuner.tuning.ranges.range_search import Format, RangeSearch
 from gemm_tuner.tuning.sampling import FINAL, how_to_confirm
 from gemm_tuner.tuning.settings import SweepSettings
 

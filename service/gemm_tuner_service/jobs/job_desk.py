@@ -15,11 +15,11 @@ from gemm_tuner.domain.access import Scope
 from gemm_tuner.domain.job import DEFAULT_BUDGET_S, Job, JobState
 from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.jobs.views import JobViews
-from gemm_tuner_service.answers import Asked
-from gemm_tuner_service.callers import Caller
-from gemm_tuner_service.client_limits import TooManyRequests
-from gemm_tuner_service.job_schemas import JobView
-from gemm_tuner_service.job_watch import JobWatch
+from gemm_tuner_service.answering.answers import Asked
+from gemm_tuner_service.clients.callers import Caller
+from gemm_tuner_service.clients.client_limits import TooManyRequests
+from gemm_tuner_service.jobs.job_schemas import JobView
+from gemm_tuner_service.jobs.job_watch import JobWatch
 
 # A question whose job did not bring an answer, such as on a busy machine, is tuned again by asking
 # when this time has passed; until then, by `POST /v1/jobs` alone.

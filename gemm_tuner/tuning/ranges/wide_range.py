@@ -10,14 +10,14 @@ from gemm_tuner.errors import PreparationStopped, TrialFailed
 from gemm_tuner.machine.measuring_lock import is_time_over, measuring
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
-from gemm_tuner.tuning.boundaries import can_be_split, first_rows
 from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.finished import recall_finished
 from gemm_tuner.tuning.progress import Progress, waiting
 from gemm_tuner.tuning.race import expected_baseline, find_race
-from gemm_tuner.tuning.range_search import Stopped
+from gemm_tuner.tuning.ranges.boundaries import can_be_split, first_rows
+from gemm_tuner.tuning.ranges.range_search import Stopped
+from gemm_tuner.tuning.ranges.split_range import split_range
 from gemm_tuner.tuning.settings import SweepSettings
-from gemm_tuner.tuning.split_range import split_range
 from gemm_tuner.tuning.sweep import sweep
 
 # One kernel for a range that is no wider loses little.

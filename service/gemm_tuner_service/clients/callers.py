@@ -12,10 +12,10 @@ from starlette.types import Scope as AsgiScope
 from gemm_tuner.domain.access import Scope, Token, TokenSecret
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.store.tokens import Tokens
-from gemm_tuner_service.client_limits import ClientLimits
-from gemm_tuner_service.peers import Peer, Proxies
+from gemm_tuner_service.clients.client_limits import ClientLimits
+from gemm_tuner_service.clients.peers import Peer, Proxies
+from gemm_tuner_service.clients.sessions import Sessions, session_in
 from gemm_tuner_service.routing import SCOPES_OF_LOOPBACK, SCOPES_OF_SOCKET
-from gemm_tuner_service.sessions import Sessions, session_in
 
 TOKEN_KNOWN_S = 5.0  # a revoked token counts for so long in a service that just saw it
 MAX_KNOWN_TOKENS = 1024

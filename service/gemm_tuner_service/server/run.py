@@ -24,11 +24,11 @@ from uvicorn.supervisors import Multiprocess
 
 from gemm_tuner.errors import MissingCapability
 from gemm_tuner_service.app import create_app
-from gemm_tuner_service.connections import server_config
 from gemm_tuner_service.logs import AccessLogHandler, bound_logs, log_access
 from gemm_tuner_service.metrics import FOLDER_VARIABLE
+from gemm_tuner_service.server.connections import server_config
+from gemm_tuner_service.server.tls import TlsFiles
 from gemm_tuner_service.settings import Settings
-from gemm_tuner_service.tls import TlsFiles
 
 _START_S = 30  # how long a process may take to start, and then to say that it lives
 _FOLDER_PREFIX = "gemm-tuner-metrics-"

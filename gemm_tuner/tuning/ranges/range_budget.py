@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.tuning.boundaries import can_be_split, first_rows
-from gemm_tuner.tuning.formats import MOST_FORMATS
+from gemm_tuner.tuning.ranges.boundaries import can_be_split, first_rows
+from gemm_tuner.tuning.ranges.formats import MOST_FORMATS
 
 # Of the time for an m. The rest is for the format that is taken.
 _ALONE = 1 / 2

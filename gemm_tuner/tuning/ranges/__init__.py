@@ -1,0 +1,1 @@
+"""A range of m becomes several kernels: which formats, boundaries and kernels, in what time."""

@@ -1,0 +1,1 @@
+"""From a question to a signed answer, kept, gathered and counted."""

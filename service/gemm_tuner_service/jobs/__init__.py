@@ -1,0 +1,1 @@
+"""Jobs for callers: what is asked for, told and watched."""

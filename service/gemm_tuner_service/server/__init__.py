@@ -1,0 +1,1 @@
+"""The sockets and processes of the service: listening, TLS, deadlines of connections."""
