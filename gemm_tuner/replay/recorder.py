@@ -46,7 +46,7 @@ VISITS = 2
 _FINAL = replace(FINAL, pairs=11)
 # The fastest of all visits take part in as many whole finals, in the same rounds.
 _LEADERS = BATCH
-_FINALS_OF_LEADERS = 5
+_FINALS_OF_LEADERS = 9
 # Calls that are slow have as few samples as in a sweep of this budget.
 _BUDGET_S = 10.0
 _STEPS_TO_PREPARE = 20  # it takes about as long as so many builds, proofs or timings

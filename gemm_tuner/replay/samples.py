@@ -10,6 +10,8 @@ from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.record import Stage
 from gemm_tuner.replay.recording import RecordedRequest, Recording, Series
 
+_EVERY_OTHER = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
@@ -49,7 +51,9 @@ class Pair:
 class Samples:
     """All samples of a recording, by candidate and stage, in the order in which they were taken.
 
-    Finals of leaders, if there are any, stand for the shorter ones of these candidates.
+    Finals of leaders, if there are any, stand for the shorter ones of these candidates: every other
+    one says how fast they are, and a search draws from those between. So no search is told that it
+    is right by the samples that it saw.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -61,11 +65,14 @@ class Samples:
         self._visits: dict[Candidate, list[float]] = {}
         self._finals: dict[Candidate, list[float]] = {}
         of_leaders: dict[tuple[Stage, Candidate], list[Pair]] = {}
+        of_leaders_so_far = 0
         for request in recording.requests:
             self._overheads.setdefault(request.stage, []).append(_overhead_s(request))
             kept, speeds = self._pairs, self._visits
             if request.of_leaders:
-                kept, speeds = of_leaders, self._finals
+                kept = {} if of_leaders_so_far % _EVERY_OTHER == 0 else of_leaders
+                speeds = self._finals
+                of_leaders_so_far += 1
             for place, series in zip(request.candidates, request.series, strict=True):
                 candidate, pairs = candidates[place], _pairs(series, request)
                 kept.setdefault((request.stage, candidate), []).extend(pairs)
@@ -77,11 +84,11 @@ class Samples:
     def speeds(self) -> dict[Candidate, float]:
         """Return how fast each candidate is that was right: what a search is to find out.
 
-        It is the median of the finals of the leaders, in which they had the same rounds. That of
+        It is the median of every other final of the leaders, in which they had the same rounds. That of
         any other is the median of its visits, each of which says what a sweep compares finals by;
         the leaders say how much the machine has changed since, and none is faster than they are.
         """
-        finals = {one: median(speeds) for one, speeds in self._finals.items()}
+        finals = {one: median(speeds[::_EVERY_OTHER]) for one, speeds in self._finals.items()}
         visits = {one: median(speeds) for one, speeds in self._visits.items()}
         if not finals:
             return visits

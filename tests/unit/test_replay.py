@@ -121,6 +121,17 @@ def test_leaders_are_compared_in_the_same_rounds() -> None:
     assert [one.winner_regret for one in found] == [0.0] * 8
 
 
+def test_no_search_is_judged_by_the_finals_that_it_saw() -> None:
+    """A search draws from the second final, in which the slower one was lucky."""
+    best, lucky = CANDIDATES[:2]
+    leaders = {best: (400.0, 400.0, 400.0), lucky: (440.0, 300.0, 440.0)}
+    replay = Replay(make_recording(dict.fromkeys(leaders, 400.0), leaders=leaders), budget_s=60)
+
+    found = replay.run(EXHAUSTIVE)
+
+    assert found.winner_regret == pytest.approx(1 - 400 / 440)
+
+
 def test_what_one_final_of_the_leaders_gets_wrong_is_told() -> None:
     """Of three finals, the last finds one the fastest that takes 10 % more in the others."""
     best, lucky = CANDIDATES[:2]

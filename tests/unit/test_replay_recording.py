@@ -276,7 +276,7 @@ def _read(path: Path) -> dict[Regime, Recording]:
     return {one.regime: one for one in read_recordings(path)}
 
 
-@pytest.mark.parametrize("requests", [14], indirect=True)
+@pytest.mark.parametrize("requests", [18], indirect=True)
 def test_a_recording_that_is_stopped_goes_on(
     requests: list[Regime], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,7 +291,7 @@ def test_a_recording_that_is_stopped_goes_on(
 
     assert [*first] == [Regime.HOT]
     looks = [Regime.HOT, Regime.COLD_WEIGHTS]
-    assert requests == looks + [Regime.HOT] * 9 + [Regime.COLD_WEIGHTS] * (3 + 9)
+    assert requests == looks + [Regime.HOT] * 13 + [Regime.COLD_WEIGHTS] * (3 + 13)
     assert both[Regime.HOT] == first[Regime.HOT]
     outcomes = [one.outcome for one in both[Regime.COLD_WEIGHTS].candidates]
     assert outcomes == [
@@ -302,8 +302,8 @@ def test_a_recording_that_is_stopped_goes_on(
         Outcome.CORRECT,
     ]
     finals = [one for one in both[Regime.HOT].requests if one.stage is Stage.FINAL]
-    assert [sorted(one.candidates) for one in finals] == [[0, 2, 4]] * (2 + 5)
-    assert [one.of_leaders for one in finals] == [False] * 2 + [True] * 5
+    assert [sorted(one.candidates) for one in finals] == [[0, 2, 4]] * (2 + 9)
+    assert [one.of_leaders for one in finals] == [False] * 2 + [True] * 9
     assert finals[0].series[0].samples == [
         Sample(elapsed_ns=4000, involuntary_switches=1, waited_ns=7)
     ] * len(finals[0].baseline.elapsed_ns)
@@ -363,7 +363,7 @@ def test_a_recording_that_goes_on_has_the_same_candidates(
     assert run(command) == 0
 
     looks = [Regime.HOT, Regime.COLD_WEIGHTS]
-    assert requests == looks + [Regime.HOT] * 7 + [Regime.COLD_WEIGHTS] * (7 + 7)
+    assert requests == looks + [Regime.HOT] * 11 + [Regime.COLD_WEIGHTS] * (11 + 11)
     texts = [[one.text for one in found.candidates] for found in _read(path).values()]
     assert texts[0] == texts[1] == [one.text for one in whole[Regime.COLD_WEIGHTS].candidates]
 
