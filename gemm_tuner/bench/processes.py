@@ -1,4 +1,4 @@
-"""Time a build in several processes: one alone says how fast it is there, not elsewhere."""
+"""Time builds in several processes: one alone says how fast they are there, not elsewhere."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,24 +10,28 @@ from gemm_tuner.domain.measurement import of_several_processes
 _TRIES_OF_EACH = 2
 
 
-def time_in_processes(time_in: Callable[[int], TimedFinding], processes: int) -> TimedFinding:
-    """Return what several processes found of a build, with the measurement of all of them.
+def time_in_processes(
+    time_in: Callable[[int], tuple[TimedFinding, ...]], processes: int
+) -> tuple[TimedFinding, ...]:
+    """Return what several processes found of some builds, with the measurements of all of them.
 
-    `time_in` times it in the process of a number, from 0 on. What other work disturbed is timed
+    `time_in` times them in the process of a number, from 0 on. What other work disturbed is timed
     once more in another process. The scheduler's counts ask for that, never the ratio, so it
-    favours nobody. A process in which the build is not timed has the last word.
+    favours nobody. A process in which a build is not timed has the last word.
     """
-    calm: list[TimedFinding] = []
-    disturbed: list[TimedFinding] = []
+    calm: list[tuple[TimedFinding, ...]] = []
+    disturbed: list[tuple[TimedFinding, ...]] = []
     for process in range(_TRIES_OF_EACH * processes):
         found = time_in(process)
-        if found.measurement is None:
+        measured = [one.measurement for one in found if one.measurement]
+        if len(measured) < len(found):
             return found
-        is_disturbed = why_interfered(found.measurement.interference) is not None
+        is_disturbed = any(why_interfered(one.interference) is not None for one in measured)
         (disturbed if is_disturbed else calm).append(found)
         if len(calm) == processes:
             break
-    return _together([*calm, *disturbed][:processes])
+    kept = [*calm, *disturbed][:processes]
+    return tuple(_together(of_one) for of_one in zip(*kept, strict=True))
 
 
 def _together(found: Sequence[TimedFinding]) -> TimedFinding:

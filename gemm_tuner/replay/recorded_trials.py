@@ -141,17 +141,12 @@ class RecordedTrials:
         on_process: Callable[[int], None] = lambda _process: None,
     ) -> list[Trial]:
         """Return the timings of candidates that were right, by samples that were recorded."""
-        measured: dict[Candidate, Measurement]
-        if processes == 1:
-            measured = self._time_together(candidates, stage, pairs, sample_ns)
-        else:
-            measured = {}
-            for one in candidates:
-                of_each: list[Measurement] = []
-                for process in range(processes):
-                    on_process(process)
-                    of_each += self._time_together([one], stage, pairs, sample_ns).values()
-                measured[one] = of_several_processes(of_each)
+        of_each: dict[Candidate, list[Measurement]] = {one: [] for one in candidates}
+        for process in range(processes):
+            on_process(process)
+            for one, found in self._time_together(candidates, stage, pairs, sample_ns).items():
+                of_each[one].append(found)
+        measured = {one: of_several_processes(found) for one, found in of_each.items()}
         self.timed.append(
             (self._clock(), {one: found.comparable_speed for one, found in measured.items()})
         )

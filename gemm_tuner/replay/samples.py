@@ -84,9 +84,10 @@ class Samples:
     def speeds(self) -> dict[Candidate, float]:
         """Return how fast each candidate is that was right: what a search is to find out.
 
-        It is the median of every other final of the leaders, in which they had the same rounds. That of
-        any other is the median of its visits, each of which says what a sweep compares finals by;
-        the leaders say how much the machine has changed since, and none is faster than they are.
+        It is the median of every other final of the leaders, in which they had the same rounds.
+        That of any other is the median of its visits, each of which says what a sweep compares
+        finals by; the leaders say how much the machine has changed since, and none is faster than
+        they are.
         """
         finals = {one: median(speeds[::_EVERY_OTHER]) for one, speeds in self._finals.items()}
         visits = {one: median(speeds) for one, speeds in self._visits.items()}

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from threading import Event
 
 from gemm_tuner.bench.finding import Finding, TimedFinding
@@ -175,14 +174,15 @@ class Attempts:
         """Time proven candidates in the same rounds; return the recorded trials of those timed.
 
         Either all of them are kept or none. Beside each other and the baseline, those clearly
-        slower than the fastest have few samples.
-        In several processes, each candidate is timed alone, and `on_process` is told which begins.
+        slower than the fastest have few samples. All of this happens in each of some processes,
+        and `on_process` is told which begins.
         """
         builds = [self._proven[candidate] for candidate in candidates]
 
-        def time(together: Sequence[Build], process: int) -> tuple[TimedFinding, ...]:
+        def time_in(process: int) -> tuple[TimedFinding, ...]:
+            on_process(process)
             return self.host.time_together(
-                together,
+                builds,
                 context=context,
                 pairs=pairs,
                 sample_ns=sample_ns,
@@ -190,15 +190,7 @@ class Attempts:
                 process=process,
             )
 
-        def time_alone(build: Build, process: int) -> TimedFinding:
-            on_process(process)
-            return time([build], process)[0]
-
-        timed = (
-            time(builds, 0)
-            if processes == 1
-            else [time_in_processes(partial(time_alone, build), processes) for build in builds]
-        )
+        timed = time_in_processes(time_in, processes) if processes > 1 else time_in(0)
         trials = []
         for candidate, build, one in zip(candidates, builds, timed, strict=True):
             if one.finding.outcome is not Outcome.CORRECT:

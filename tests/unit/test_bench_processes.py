@@ -1,4 +1,4 @@
-"""Timing one build in several processes."""
+"""Timing builds in several processes."""
 
 from dataclasses import replace
 
@@ -30,11 +30,12 @@ def _time(*found: TimedFinding, processes: int) -> tuple[TimedFinding, list[int]
     """Return the result, and the processes that were asked for."""
     asked: list[int] = []
 
-    def time_in(process: int) -> TimedFinding:
+    def time_in(process: int) -> tuple[TimedFinding, ...]:
         asked.append(process)
-        return found[process]
+        return (found[process],)
 
-    return time_in_processes(time_in, processes), asked
+    (timed,) = time_in_processes(time_in, processes)
+    return timed, asked
 
 
 def test_the_measurement_is_of_all_processes_with_the_conditions_of_its_own() -> None:
@@ -75,3 +76,23 @@ def test_a_build_that_fails_in_a_process_has_failed(processes: int) -> None:
     timed, _asked = _time(*(FAST, FAILED)[2 - processes :], processes=processes)
 
     assert timed == FAILED
+
+
+def test_builds_are_timed_in_the_same_processes() -> None:
+    """Other work that disturbs one of them asks for another process of both."""
+    of_process = [(SLOW, MIDDLE), (FAST, DISTURBED), (MIDDLE, FAST), (FAST, FAST)]
+
+    timed = time_in_processes(lambda process: of_process[process], 3)
+
+    calls_ns = [
+        [rounds.candidate.median_ns for rounds in one.measurement.processes]
+        for one in timed
+        if one.measurement
+    ]
+    assert calls_ns == [[800.0, 1100.0, 500.0], [500.0, 800.0, 500.0]]
+
+
+def test_a_process_in_which_one_of_several_fails_has_the_last_word() -> None:
+    of_process = [(FAST, FAST), (FAST, FAILED)]
+
+    assert time_in_processes(lambda process: of_process[process], 2) == (FAST, FAILED)
