@@ -42,10 +42,11 @@ from gemm_tuner.tuning.sampling import FINAL, RACE, Sampling
 from gemm_tuner.tuning.settings import SweepSettings
 
 VISITS = 2
-# Of a final in each visit: three of them have as many as a final of a sweep.
 _FINAL = replace(FINAL, pairs=11)
-# The fastest of all visits take part in as many whole finals, in the same rounds.
-_LEADERS = BATCH
+# What is nearly as fast as the fastest of all visits takes part in as many finals, in the same
+# rounds, each in a process of its own: at least so many candidates and at most so many.
+_NEARLY_AS_FAST = 0.96
+_LEAST_LEADERS, _MOST_LEADERS = BATCH, 3 * BATCH
 _FINALS_OF_LEADERS = 9
 # Calls that are slow have as few samples as in a sweep of this budget.
 _BUDGET_S = 10.0
@@ -118,7 +119,7 @@ class Recorder:
         """Return how many steps there are: a build and a proof of each candidate, and timings."""
         count = len(self._first) if self.done else self.most
         looks = 0 if self.done else 1
-        timings = (looks + self.visits) * count + _FINALS_OF_LEADERS * min(_LEADERS, count)
+        timings = (looks + self.visits) * count + _FINALS_OF_LEADERS * min(_LEAST_LEADERS, count)
         return _STEPS_TO_PREPARE + 2 * count + timings * len(self._left)
 
     @property
@@ -285,14 +286,15 @@ class Recorder:
                 )
                 self.report(f"timing, {context.regime.value}", len(batch))
             self.report(f"timing, {context.regime.value}", len(entries) - len(correct))
-        leaders = _fastest(entries, _LEADERS)
-        for _final in range(_FINALS_OF_LEADERS):
+        leaders = _leaders(entries)
+        for final in range(_FINALS_OF_LEADERS):
             requests = self._requests(
-                entries, leaders, host, context, sampling=FINAL, first_s=first_s
+                entries, leaders, host, context, sampling=_FINAL, first_s=first_s, process=final
             )
             if len(requests) == 1:  # or else they did not fit into memory together
                 yield requests[0].model_copy(update={"of_leaders": True})
-            self.report(f"timing the fastest, {context.regime.value}", len(leaders))
+            steps = min(len(leaders), _LEAST_LEADERS)
+            self.report(f"timing the fastest, {context.regime.value}", steps)
 
     def _requests(
         self,
@@ -304,6 +306,7 @@ class Recorder:
         sampling: Sampling,
         first_s: float,
         is_visit: bool = False,
+        process: int = 0,
     ) -> list[RecordedRequest]:
         """Return the requests to time the entries in these places; the first of all began then.
 
@@ -311,7 +314,7 @@ class Recorder:
         """
         self._check()
         begin_s = monotonic()
-        found = self._findings(entries, places, host, context, sampling)
+        found = self._findings(entries, places, host, context, sampling, process=process)
         for place, one in found.items():
             if is_visit and one.measurement is not None:
                 entries[place].speeds.append(one.measurement.comparable_speed)
@@ -327,6 +330,8 @@ class Recorder:
         host: TrialHost,
         context: ExecutionContext,
         sampling: Sampling,
+        *,
+        process: int = 0,
     ) -> dict[int, TimedFinding]:
         """Return what was found of the entries in these places that are correct so far."""
         builds = {
@@ -345,6 +350,7 @@ class Recorder:
                 budget_s=_BUDGET_S,
             ),
             sample_ns=sampling.sample_ns,
+            process=process,
             keeps_all=True,
         )
         found = dict(zip(builds, timed, strict=True))
@@ -380,10 +386,14 @@ def _fastest_of_each(
     return list(found)
 
 
-def _fastest(entries: Sequence[_Entry], most: int) -> list[int]:
-    """Return the places of at most so many correct entries, the fastest first."""
-    correct = [place for place, entry in enumerate(entries) if entry.is_correct]
-    return sorted(correct, key=lambda place: -median(entries[place].speeds))[:most]
+def _leaders(entries: Sequence[_Entry]) -> list[int]:
+    """Return the places of the correct entries that may be the fastest."""
+    speeds = {
+        place: median(entry.speeds) for place, entry in enumerate(entries) if entry.is_correct
+    }
+    order = sorted(speeds, key=lambda place: -speeds[place])[:_MOST_LEADERS]
+    near = [place for place in order if speeds[place] >= _NEARLY_AS_FAST * speeds[order[0]]]
+    return order[: max(len(near), _LEAST_LEADERS)]
 
 
 def _requests_of(
