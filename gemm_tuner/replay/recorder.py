@@ -317,7 +317,7 @@ class Recorder:
         found = self._findings(entries, places, host, context, sampling, process=process)
         for place, one in found.items():
             if is_visit and one.measurement is not None:
-                entries[place].speeds.append(one.measurement.comparable_speed)
+                entries[place].speeds.append(one.measurement.ratio.median)
         wall_s = monotonic() - begin_s
         return list(
             _requests_of(found, sampling=sampling, begin_s=begin_s - first_s, wall_s=wall_s)

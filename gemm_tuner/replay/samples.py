@@ -1,6 +1,6 @@
 """The samples of a recording: windows of them for a timing, and how fast each candidate is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -77,7 +77,7 @@ class Samples:
                 candidate, pairs = candidates[place], _pairs(series, request)
                 kept.setdefault((request.stage, candidate), []).extend(pairs)
                 if request.stage is Stage.FINAL:
-                    speed = self.measurement(pairs).comparable_speed
+                    speed = self.measurement(pairs).ratio.median
                     speeds.setdefault(candidate, []).append(speed)
         self._pairs |= of_leaders
 
@@ -87,15 +87,34 @@ class Samples:
         It is the median of every other final of the leaders, in which they had the same rounds.
         That of any other is the median of its visits, each of which says what a sweep compares
         finals by; the leaders say how much the machine has changed since, and none is faster than
-        they are.
+        the fastest of them.
         """
-        finals = {one: median(speeds[::_EVERY_OTHER]) for one, speeds in self._finals.items()}
         visits = {one: median(speeds) for one, speeds in self._visits.items()}
+        finals = self._speeds_in(list(self._finals_in_turn())[::_EVERY_OTHER])
         if not finals:
             return visits
         change = median(speed / visits[one] for one, speed in finals.items())
-        least = min(finals.values())
-        return {one: min(change * speed, least) for one, speed in visits.items()} | finals
+        most = max(finals.values())
+        return {one: min(change * speed, most) for one, speed in visits.items()} | finals
+
+    def _finals_in_turn(self) -> Iterator[dict[Candidate, float]]:
+        """Yield the speeds of the leaders in each of their finals."""
+        for final in zip(*self._finals.values(), strict=True):
+            yield dict(zip(self._finals, final, strict=True))
+
+    @staticmethod
+    def _speeds_in(finals: Sequence[Mapping[Candidate, float]]) -> dict[Candidate, float]:
+        """Return how fast each leader is by some finals, over the median leader of each.
+
+        They have the same rounds there, and the machine may be faster in one final than in another.
+        """
+        middles = [median(final.values()) for final in finals]
+        middle = median(middles) if middles else 0.0
+        return {
+            one: middle
+            * median(final[one] / own for final, own in zip(finals, middles, strict=True))
+            for one in (finals[0] if finals else ())
+        }
 
     def regrets_of_one_final(self) -> list[float]:
         """Return what is lost by whom each final of the leaders finds the fastest.
@@ -103,13 +122,14 @@ class Samples:
         Lost is of the best speed, by the median of the other finals: what is left of a search that
         times just the leaders, each as long as a sweep does in its final.
         """
-        finals = list(zip(*self._finals.values(), strict=True))
+        finals = list(self._finals_in_turn())
         if len(finals) == 1:
             return []
         regrets = []
         for place, final in enumerate(finals):
-            others = [median(speeds) for speeds in zip(*_without(finals, place), strict=True)]
-            regrets.append(1 - others[final.index(max(final))] / max(others))
+            others = self._speeds_in([*finals[:place], *finals[place + 1 :]])
+            fastest = max(final, key=lambda one: final[one])
+            regrets.append(1 - others[fastest] / max(others.values()))
         return regrets
 
     def overhead_s(self, stage: Stage) -> float:
@@ -146,10 +166,6 @@ class Samples:
                 others=sum(pair.others for pair in kept) / count,
             ),
         )
-
-
-def _without(finals: Sequence[Sequence[float]], place: int) -> list[Sequence[float]]:
-    return [*finals[:place], *finals[place + 1 :]]
 
 
 def _timing(calls: int, call_ns: Sequence[float]) -> Timing:

@@ -7,11 +7,11 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import loads_per_multiplication
 
-EQUALLY_FAST = 1.02
+EQUALLY_FAST = 1.01
 
 
 def sturdiest_of_fastest(speeds: Mapping[Candidate, float], problem: Problem) -> Candidate:
-    """Return the sturdiest candidate of those within 2 % of the greatest speed.
+    """Return the sturdiest candidate of those within 1 % of the greatest speed.
 
     That is one of one part, then the one with the fewest loads for each multiplication: what comes
     from a cache may take longer beside other work. Of equal ones it is the simplest. So the same

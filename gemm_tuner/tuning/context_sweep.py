@@ -10,7 +10,7 @@ from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.doubt import why_disturbed
 from gemm_tuner.domain.record import Outcome, Stage, SweepEnd, Trial
-from gemm_tuner.select.sturdiest import EQUALLY_FAST, sturdiest_of_fastest
+from gemm_tuner.select.sturdiest import sturdiest_of_fastest
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.strategies.local_search import FAVOURITES
 from gemm_tuner.strategies.strategy import Strategy
@@ -23,17 +23,19 @@ from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.result import SweepResult, last_final, make_result
 from gemm_tuner.tuning.sampling import (
     CONFIRMED,
-    FINAL,
     RACE,
     Sampling,
     confirming_s,
     how_to_confirm,
+    how_to_end,
     is_slower_than_before,
     most_finalists,
 )
 from gemm_tuner.tuning.trial_source import TrialSource
 
 _SHARE_TO_CONFIRM = 0.6  # of the budget in a context
+# A confirmation has other processes than the final: so much of its speed there may be missing.
+_HOLDS = 1.03
 
 
 @dataclass(slots=True, kw_only=True)
@@ -247,7 +249,7 @@ class ContextSweep:
         if self.slices:
             self._time_slices(candidates, RACE.with_samples(sample_factor), self.slices)
         elif self.is_final and len(candidates) > 1:
-            self._in_final = self._time(candidates, FINAL)
+            self._in_final = self._time(candidates, how_to_end(self._call_s))
         else:
             self._time(candidates, RACE.with_samples(sample_factor))
 
@@ -301,7 +303,7 @@ class ContextSweep:
         waiting = self._without_useless_threads(final)
         confirmed = 0.0
         for _attempt in range(CONFIRMED):
-            is_held = confirmed * EQUALLY_FAST >= max(waiting.values(), default=0.0)
+            is_held = confirmed * _HOLDS >= max(waiting.values(), default=0.0)
             if is_held or self.is_stopped():
                 return
             candidate = sturdiest_of_fastest(waiting, self.space.problem)
@@ -318,7 +320,8 @@ class ContextSweep:
             return {}
         if self._in_final.keys() >= set(proven):
             return {one: self._in_final[one] for one in proven}
-        return self._time(proven, FINAL) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
+        final = how_to_end(self._call_s)
+        return self._time(proven, final) if len(proven) > 1 else dict.fromkeys(proven, 1.0)
 
     def _renew(self) -> None:
         """Confirm once more what was confirmed before and not now: the newer confirmation counts.

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.record import Stage, Trial
 
-FINALISTS = 4
+FINALISTS = 8
 FINALISTS_OF_SLOW_CALLS = 2
 CONFIRMED = 3
 
@@ -61,16 +61,38 @@ class Sampling:
 RACE = Sampling(stage=Stage.RACE, pairs=5, fewest_pairs=3, sample_ns=400_000, share=0.01)
 FINAL = Sampling(stage=Stage.FINAL, pairs=31, fewest_pairs=5, sample_ns=2_000_000, share=0.015)
 CONFIRM = Sampling(stage=Stage.CONFIRM, pairs=31, fewest_pairs=11, sample_ns=2_000_000, share=0.03)
-CONFIRM_SHORT_CALLS = replace(CONFIRM, pairs=11, processes=6)
 
 # How long the threads of a call wait for each other differs from process to process, by up to a
-# microsecond: more than 1 % of such a call. On one thread, a kernel takes the same time in each.
+# microsecond: more than 1 % of such a call. On one thread it is where memory comes to lie that
+# differs, by 2 % and more of calls that wait for it. Of long calls, each process costs more than it
+# tells.
 _SHORT_CALL_S = 100e-6
+_LONG_CALL_S = 5e-3
+_PROCESSES, _PROCESSES_OF_SHORT_CALLS = 3, 6
+
+
+def how_to_end(call_s: float) -> Sampling:
+    """Return how finalists are timed of which a call takes so long."""
+    return FINAL if call_s >= _LONG_CALL_S else _in_processes(FINAL, _PROCESSES)
 
 
 def how_to_confirm(call_s: float, threads: int) -> Sampling:
-    """Return how a kernel is confirmed whose calls take so long: short ones in many processes."""
-    return CONFIRM_SHORT_CALLS if threads > 1 and call_s < _SHORT_CALL_S else CONFIRM
+    """Return how a kernel is confirmed of which a call takes so long."""
+    if call_s >= _LONG_CALL_S:
+        return CONFIRM
+    is_short = threads > 1 and call_s < _SHORT_CALL_S
+    return _in_processes(CONFIRM, _PROCESSES_OF_SHORT_CALLS if is_short else _PROCESSES)
+
+
+def _in_processes(sampling: Sampling, processes: int) -> Sampling:
+    """Return a third of the samples, and of the least, in each of some processes."""
+    return replace(
+        sampling,
+        pairs=ceil(sampling.pairs / _PROCESSES),
+        fewest_pairs=ceil(sampling.fewest_pairs / _PROCESSES),
+        share=sampling.share / _PROCESSES,
+        processes=processes,
+    )
 
 
 def most_finalists(*, call_s: float, budget_s: float) -> int:
@@ -89,7 +111,8 @@ def confirming_s(
 
     A single finalist needs no final.
     """
-    final_s = FINAL.duration_s(finalists, call_s=call_s, budget_s=budget_s) if finalists > 1 else 0
+    final = how_to_end(call_s)
+    final_s = final.duration_s(finalists, call_s=call_s, budget_s=budget_s) if finalists > 1 else 0
     confirm = how_to_confirm(call_s, threads)
     return final_s + confirmed * confirm.duration_s(1, call_s=call_s, budget_s=budget_s)
 

@@ -102,13 +102,13 @@ def test_finals_of_leaders_say_how_fast_they_are() -> None:
     # By the leaders, the machine is 0.91 times as fast as in the visits.
     change = (400 / 390 + 380 / 480) / 2
     assert speeds[lucky] / speeds[CANDIDATES[5]] == pytest.approx(500 / 480 / change)
-    # What was behind the leaders in the visits is no faster than they are.
-    assert speeds[behind] == speeds[lucky]
+    # What was behind the leaders in the visits is no faster than the fastest of them.
+    assert speeds[behind] == min(speeds[best], speeds[CANDIDATES[5]] * 500 / 410)
 
 
 def test_leaders_are_compared_in_the_same_rounds() -> None:
-    """The machine is up to twice as slow from one final to the next, for all leaders alike."""
-    slow = (1.0, 2.0, 1.3, 1.7)
+    """The machine is slower in every other pair of finals, by more than the leaders differ."""
+    slow = (1.0, 1.03, 1.03, 1.0, 1.0, 1.03)
     leaders = {
         one: [ns * factor for factor in slow]
         for one, ns in zip(CANDIDATES[:2], (400.0, 410.0), strict=True)

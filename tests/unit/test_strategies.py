@@ -48,26 +48,39 @@ def test_a_strategy_proposes_what_there_is_until_it_is_over(name: str) -> None:
     assert len(speeds) == RECORDED.size() or name not in {"exhaustive", "random"}
 
 
-def test_a_local_search_goes_from_the_models_favourites_to_neighbours_of_the_best() -> None:
+def test_a_local_search_has_favourites_and_neighbours_of_the_fastest_in_turn() -> None:
     search = LocalSearch(SPACE)
     favourites = shortlist(SPACE, 24)
-    speeds: dict[Candidate, float] = {}
-    for start in (0, 8, 16):
-        batch = search.propose(speeds).candidates
-        assert list(batch) == favourites[start : start + 8]
-        speeds |= dict.fromkeys(batch, 1.0)
+    first = search.propose({}).candidates
+    speeds = dict.fromkeys(first, 1.0)
+    best, better = favourites[5], favourites[9]
+    speeds[best] = 2.0
+    near = [one for one in SPACE.neighbours(best) if one not in first]
 
-    best, next_best = favourites[20], favourites[3]
-    speeds |= {best: 3.0, next_best: 2.0}
-    around = [*SPACE.neighbours(best), *SPACE.neighbours(next_best)]
-    new = [one for one in dict.fromkeys(around) if one not in favourites]
+    second = search.propose(speeds).candidates
+    third = search.propose(speeds | dict.fromkeys(second, 1.0) | {better: 3.0}).candidates
+
+    assert list(first) == favourites[:8]
+    left = [one for one in favourites[8:] if one not in near[:6]]
+    assert list(second) == [*near[:6], *left[:2]]
+    beside_better = [one for one in SPACE.neighbours(better) if one not in {*first, *second}]
+    assert list(third[:6]) == beside_better[:6]
+
+
+def test_a_local_search_is_over_when_batches_bring_less_than_half_a_percent() -> None:
+    search = LocalSearch(SPACE)
     proposed: list[Candidate] = []
-    while len(proposed) < len(new):
-        proposed += search.propose(speeds).candidates
+    speeds: dict[Candidate, float] = {}
+    batches = 0
+    while batch := search.propose(speeds).candidates:
+        proposed += batch
+        speeds |= {one: 1.0 + len(proposed) / 1e6 for one in batch}
+        batches += 1
 
-    assert proposed == new
-    assert not search.propose(speeds | {best: 3.014}).candidates  # less than half a percent more
-    assert search.propose(speeds | {best: 3.02}).candidates
+    assert set(shortlist(SPACE, 24)) <= set(proposed)
+    assert len(proposed) == len(set(proposed)) <= 8 * batches
+    assert batches < 16  # of a space of thousands
+    assert search.propose(speeds | {proposed[0]: 1.02}).candidates
 
 
 def test_halving_times_the_best_third_again_with_more_samples() -> None:

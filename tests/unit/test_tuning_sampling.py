@@ -5,7 +5,12 @@ from samples import make_failed_trial, make_trial
 
 from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.record import Stage, Trial
-from gemm_tuner.tuning.sampling import confirming_s, how_to_confirm, is_slower_than_before
+from gemm_tuner.tuning.sampling import (
+    confirming_s,
+    how_to_confirm,
+    how_to_end,
+    is_slower_than_before,
+)
 
 
 def timed(call_ns: int, baseline_ns: int, nr: int = 48) -> Trial:
@@ -40,9 +45,9 @@ def test_what_takes_much_longer_than_before_was_disturbed(
 
 @pytest.mark.parametrize(
     ("call_s", "threads", "processes"),
-    [(3e-6, 2, 6), (99e-6, 16, 6), (101e-6, 2, 1), (3e-6, 1, 1)],
+    [(3e-6, 2, 6), (99e-6, 16, 6), (101e-6, 2, 3), (3e-6, 1, 3), (6e-3, 2, 1)],
 )
-def test_short_calls_on_several_threads_are_confirmed_in_several_processes(
+def test_short_calls_are_confirmed_in_several_processes(
     call_s: float, threads: int, processes: int
 ) -> None:
     sampling = how_to_confirm(call_s, threads)
@@ -55,7 +60,18 @@ def test_time_for_each_process_is_set_aside() -> None:
     alone = confirming_s(3e-6, 30.0, threads=1, finalists=1)
     several = confirming_s(3e-6, 30.0, threads=2, finalists=1)
 
-    assert several == pytest.approx(6 * 12 / 32 * alone)
+    assert several == pytest.approx(2 * alone)
+
+
+def test_finalists_of_short_calls_meet_in_three_processes() -> None:
+    short, long = how_to_end(3e-6), how_to_end(6e-3)
+
+    assert (short.processes, long.processes) == (3, 1)
+    assert short.processes * short.pairs >= long.pairs
+    budget = {"call_s": 2e-3, "budget_s": 1.0}
+    assert short.processes * short.affordable_pairs(8, **budget) <= long.affordable_pairs(
+        8, **budget
+    )
 
 
 def test_a_first_timing_has_nothing_to_be_compared_with() -> None:

@@ -29,12 +29,12 @@ from gemm_tuner.tuning.ranges.formats import (
     timed_formats,
 )
 from gemm_tuner.tuning.ranges.range_budget import Budgets
-from gemm_tuner.tuning.sampling import FINALISTS
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 
 _SEEDS = 2
 _MOST_EXPLORED = 5
+_FEW = 4  # kernels of each m in a format that is explored
 _CAREFUL = (Stage.FINAL, Stage.CONFIRM)
 
 Format = tuple[str, str]  # a family, and its format of packed weights
@@ -148,9 +148,9 @@ class RangeSearch:
         for place, m in enumerate(rows):
             space = replace(self.space(m), like=like)
             if not self._timed_formats(m).is_searched(name, like):
-                few = dict.fromkeys((*self._seeds(space), *shortlist(space, FINALISTS)))
+                few = dict.fromkeys((*self._seeds(space), *shortlist(space, _FEW)))
                 later_s = (len(rows) - place - 1) * budget_s
-                self._tune(m, budget_s, later_s=later_s, like=like, chosen=[*few][:FINALISTS])
+                self._tune(m, budget_s, later_s=later_s, like=like, chosen=[*few][:_FEW])
 
     def _timed_formats(self, m: int) -> TimedFormats:
         return timed_formats(self.space(m), self.context, self.repository, self.settings.toolchain)

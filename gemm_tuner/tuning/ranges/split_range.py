@@ -34,7 +34,7 @@ from gemm_tuner.tuning.ranges.boundaries import (
     split,
 )
 from gemm_tuner.tuning.ranges.range_search import Format, RangeSearch
-from gemm_tuner.tuning.sampling import FINAL, how_to_confirm
+from gemm_tuner.tuning.sampling import how_to_confirm, how_to_end
 from gemm_tuner.tuning.settings import SweepSettings
 
 MOST_ROWS = 24
@@ -310,7 +310,7 @@ class _Splitting:
         proven = attempts.prove(candidates, self.context)
         self.search.check()
         call_s = attempts.host.baselines(self.context.regime).call_s
-        sampling = how_to_confirm(call_s, self.context.threads) if confirms else FINAL
+        sampling = how_to_confirm(call_s, self.context.threads) if confirms else how_to_end(call_s)
         trials = attempts.time(
             proven,
             self.context,
