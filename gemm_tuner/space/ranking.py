@@ -1,6 +1,7 @@
 """The model's favourites among the candidates of a space."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain, zip_longest
 from math import log
 
@@ -54,7 +55,8 @@ def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
     Raises:
         NoKernelFamily: no family of the catalog covers the problem on this CPU.
     """
-    order = _narrow_first(ranked(space.defaults(), space.problem, space.cpu), space)
+    cost = partial(_predicted, space=space)
+    order = _narrow_first(ranked(space.defaults(), space.problem, space.cpu, cost), space)
     ways = [[one for one in order if one.blocking.pack_w is packs] for packs in (True, False)]
     if not all(ways):
         return order[:count]
@@ -101,5 +103,8 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
 
 
 def _predicted(candidate: Candidate, space: Space) -> float:
+    """Return the cycles of a call; cold weights come from memory, whatever L3 could hold."""
     family = family_named(candidate.micro_kernel.family)
-    return predict_cycles(space.problem, candidate, family, space.cpu)
+    is_cold = space.regime is Regime.COLD_WEIGHTS
+    memory_bytes = space.problem.w_bytes if is_cold else 0.0
+    return predict_cycles(space.problem, candidate, family, space.cpu, memory_bytes=memory_bytes)

@@ -3,13 +3,14 @@
 One, two or four. Only one keeps a panel of a short k in registers; more walk along k.
 
 Tried first: one where registers hold a panel of up to eight steps, but not for pairs of bf16. Two
-where they hold a longer panel. Four for few sums, which would wait for each other, and for rows of
-a `kn` that are read in place. Else one, also with shuffles and for weights in groups, whose chunk
-is several steps.
+where they hold a longer panel. Four for few sums, which would wait for each other (fewer than
+eight, or eight where weights are cold), and for rows of a `kn` that are read in place. Else one,
+also with shuffles and for weights in groups, whose chunk is several steps.
 """
 
 from math import ceil
 
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.in_place import reads_w_in_place
 from gemm_tuner.domain.kept_panel import panel_fits_registers
 from gemm_tuner.domain.micro_kernel import PackedLayout
@@ -50,7 +51,7 @@ def _unroll_first(tile: Tile) -> int:
     gains = fits and family.k_step != 2
     if gains and ceil(problem.k / family.k_step) <= _FEW_STEPS:
         return 1
-    if sums < _SUMS_AT_ONCE:
+    if sums < _SUMS_AT_ONCE + (tile.regime is Regime.COLD_WEIGHTS):
         return 4
     return 2 if fits and not (gains and tile.nr == family.lanes) else 1
 

@@ -3,9 +3,9 @@
 With and without: copied rows do not share L1 sets, and halves that are multiplied as floats, or
 bytes as words, are converted once for all panels. Never for x in fixed point, a copy already.
 
-Tried first: packed where more than four rows share L1 sets and meet 1024 columns or more, or are
-converted for four panels or more. With AMX also where x ends inside a tile, which each panel would
-copy; not where x is read once.
+Tried first: packed where more than four rows share L1 sets (eight where these have twelve ways) and
+meet 1024 columns or more, or are converted for four panels or more. With AMX also where x ends
+inside a tile, which each panel would copy; not where x is read once.
 """
 
 from math import ceil
@@ -22,6 +22,7 @@ _FEW_ROWS = 4
 # From so many columns on, multiplying a packed x takes far longer than packing it.
 _MANY_COLUMNS = 1024
 _L1_SET_STRIDE_BYTES = 4096  # rows at multiples of it share sets
+_WAYS_OF_OTHERS = 4
 _MANY_PANELS = 4  # from so many on, x is converted once for all
 
 
@@ -48,10 +49,12 @@ def _gains(tile: Tile) -> bool:
     """
     problem, family = tile.problem, tile.family
     panels = ceil(problem.n / tile.nr)
-    has_rows = problem.m.high > _FEW_ROWS
+    has_rows, is_wide = problem.m.high > _FEW_ROWS, problem.n >= _MANY_COLUMNS
     if has_rows and family.packed_x(problem.types.x) and panels >= _MANY_PANELS:
         return True
-    is_reused = has_rows and problem.n >= _MANY_COLUMNS
+    # Each row takes a way of the sets that they share; weights and y need the rest.
+    ways = tile.cpu.caches.l1d_bytes // _L1_SET_STRIDE_BYTES
+    is_reused = problem.m.high > max(_FEW_ROWS, ways - _WAYS_OF_OTHERS) and is_wide
     broadcasts = Can.BROADCAST_X in family.can
     if family.register_rows == 1 and not (broadcasts and is_reused):
         return False

@@ -9,11 +9,12 @@ of the micro-kernel reads lines. Of a `kn` outside L2 that comes with each call,
 where it is packed, and the next panel where it is read in place: each of the first tiles fetches a
 cache line of each row.
 
-Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, and
-none for one row or for weights in L2; never far ahead of panels side by side, nor where several
-tiles of AMX meet the weights. 4 KB for one row that reads w in place, 8 KB where w are keys and few
-queries meet them. None and a distance are both tried where CPUs differ, but always a distance for
-keys in place: a sweep times one head, which caches keep, and a model has many.
+Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, 8 KB
+where they are cold and rows more than four, and none for one row or for weights in L2; never far
+ahead of panels side by side, nor where several tiles of AMX meet the weights. 4 KB for one row that
+reads w in place, 8 KB where w are keys and few queries meet them. None and a distance are both
+tried where CPUs differ, but always a distance for keys in place: a sweep times one head, which
+caches keep, and a model has many.
 """
 
 from collections.abc import Iterator
@@ -56,14 +57,22 @@ def distances_first(tile: Tile, choice: Choice) -> tuple[int, ...]:
     if choice.w_streams > 1 or (near and is_cold):
         return (*near, 0)
     if problem.m.high > 1 or family.layout is PackedLayout.GROUPS:
-        if not tile.weights_leave_l2:
-            return (8192 if is_cold else 0,)
-        is_few = problem.m.high <= _FEW_ROWS and Can.UNPACK_GROUPS not in family.can
-        return (16384, 0, *(near if tile.weights_fill_l3 else ())) if is_few else (16384,)
+        return _distances_of_rows(tile, near)
     if tile.weights_fill_l3:
         return (0, *near)
-    is_brief = problem.types.x.size_bytes < 4 and not is_cold
-    return (0, 4096) if is_brief and tile.weights_leave_l2 else (0,)
+    return (0, 4096) if tile.weights_leave_l2 and not is_cold else (0,)
+
+
+def _distances_of_rows(tile: Tile, near: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how far ahead to fetch at first for several rows, or for weights in groups."""
+    is_few = tile.problem.m.high <= _FEW_ROWS and Can.UNPACK_GROUPS not in tile.family.can
+    if is_few and tile.weights_leave_l2:
+        return (16384, 0, *(near if tile.weights_fill_l3 else ()))
+    is_cold = tile.regime is Regime.COLD_WEIGHTS
+    is_far = tile.weights_leave_l2 and tile.family.layout is PackedLayout.GROUPS
+    if is_cold and not is_far:
+        return (8192,)
+    return (16384 if tile.weights_leave_l2 else 0,)
 
 
 def _distances_in_place(tile: Tile, choice: Choice) -> tuple[int, ...]:
