@@ -162,3 +162,13 @@ def test_no_padded_or_slow_panel_is_put_first(problem: str) -> None:
     columns = first.micro_kernel.nr
     assert first == fastest or -(-space.problem.n // columns) * columns <= 1.1 * space.problem.n
     assert predicted(problem, first.text, ZEN4) <= 1.1 * predicted(problem, fastest.text, ZEN4)
+
+
+def test_tiles_of_which_no_part_waits_for_its_sums_come_first_beside_cold_weights() -> None:
+    """Of 16 rows, a tile of 12 leaves four: too few sums for pairs of bf16 in two registers."""
+    problem = Problem.parse("bf16 16x3072x768 nk bias")
+    space = Space(problem=problem, cpu=core_named("zen5").cpu, regime=Regime.COLD_WEIGHTS)
+
+    order = [(one.micro_kernel.mr, one.micro_kernel.nr) for one in shortlist(space)]
+
+    assert order.index((8, 32)) < 8 < order.index((12, 32))
