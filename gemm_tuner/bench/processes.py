@@ -1,6 +1,6 @@
 """Time builds in several processes: one alone says how fast they are there, not elsewhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from gemm_tuner.bench.finding import TimedFinding
@@ -31,12 +31,10 @@ def time_in_processes(
         if len(calm) == processes:
             break
     kept = [*calm, *disturbed][:processes]
-    return tuple(_together(of_one) for of_one in zip(*kept, strict=True))
-
-
-def _together(found: Sequence[TimedFinding]) -> TimedFinding:
-    """Return the finding of the process with the median ratio, with the rounds of the others."""
-    measured = of_several_processes([one.measurement for one in found if one.measurement])
-    of_one = replace(measured, repeats=())
-    middle = next(one for one in found if one.measurement == of_one)
-    return replace(middle, measurements=(measured,))
+    middle, measurements = of_several_processes(
+        [[one.measurement for one in found if one.measurement] for found in kept]
+    )
+    return tuple(
+        replace(one, measurements=(measured,))
+        for one, measured in zip(kept[middle], measurements, strict=True)
+    )

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import comb, sqrt
+from math import comb, fsum, log, sqrt
 from statistics import median, median_low
 
 from gemm_tuner.domain.context import Regime
@@ -207,14 +207,27 @@ class Measurement(Rounds):
         return sqrt(self.processes[0].ratio.of_minimums / self.candidate.minimum_ns)
 
 
-def of_several_processes(measurements: Sequence[Measurement]) -> Measurement:
-    """Return one measurement of those of the same kernel and baseline in several processes.
+def of_several_processes(
+    of_each: Sequence[Sequence[Measurement]],
+) -> tuple[int, tuple[Measurement, ...]]:
+    """Return one measurement of each kernel that was timed with others in several processes.
 
-    It is the one with the median ratio, the slower of two, with the rounds of the others.
+    All of them are of the process with the median ratio, the slower of two, by the mean of the
+    kernels, with the rounds of the others: so what had the same rounds still shows it. The first
+    value is the place of that process.
+
+    Args:
+        of_each: of each process, the measurements of all kernels beside the same baseline.
     """
-    ordered = sorted(measurements, key=lambda one: one.ratio.median)
-    middle = ordered.pop((len(ordered) - 1) // 2)
-    return replace(middle, repeats=tuple(one.processes[0] for one in ordered))
+    order = sorted(
+        range(len(of_each)),
+        key=lambda place: fsum(log(one.ratio.median) for one in of_each[place]),
+    )
+    middle = order.pop((len(order) - 1) // 2)
+    return middle, tuple(
+        replace(one, repeats=tuple(of_each[place][kernel].processes[0] for place in order))
+        for kernel, one in enumerate(of_each[middle])
+    )
 
 
 def paired_speed_ratio(subject: Timing, reference: Timing) -> Ratio:

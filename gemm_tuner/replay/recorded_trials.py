@@ -141,12 +141,12 @@ class RecordedTrials:
         on_process: Callable[[int], None] = lambda _process: None,
     ) -> list[Trial]:
         """Return the timings of candidates that were right, by samples that were recorded."""
-        of_each: dict[Candidate, list[Measurement]] = {one: [] for one in candidates}
+        of_each: list[list[Measurement]] = []
         for process in range(processes):
             on_process(process)
-            for one, found in self._time_together(candidates, stage, pairs, sample_ns).items():
-                of_each[one].append(found)
-        measured = {one: of_several_processes(found) for one, found in of_each.items()}
+            of_each.append(self._time_together(candidates, stage, pairs, sample_ns))
+        _middle, together = of_several_processes(of_each)
+        measured = dict(zip(candidates, together, strict=True))
         self.timed.append(
             (self._clock(), {one: found.comparable_speed for one, found in measured.items()})
         )
@@ -157,7 +157,7 @@ class RecordedTrials:
 
     def _time_together(
         self, candidates: Sequence[Candidate], stage: Stage, pairs: int, sample_ns: int
-    ) -> dict[Candidate, Measurement]:
+    ) -> list[Measurement]:
         recorded = Stage.RACE if stage is Stage.RACE else Stage.FINAL
         place = self._dice.random()
         windows = {one: self._samples.window(one, recorded, pairs, place) for one in candidates}
@@ -175,9 +175,7 @@ class RecordedTrials:
             self._clock.now_s += (1 + rounds[one]) * _sample_s(window[0].call_ns, sample_ns)
         baseline_ns = next(iter(windows.values()))[0].baseline_call_ns
         self._clock.now_s += (1 + pairs) * _sample_s(baseline_ns, sample_ns)
-        return {
-            one: self._samples.measurement(window[: rounds[one]]) for one, window in windows.items()
-        }
+        return [self._samples.measurement(window[: rounds[one]]) for one, window in windows.items()]
 
     def _prepare(self, first: Sequence[Candidate]) -> None:
         """Compile what a sweep would while its host prepares; no more of that begins after it."""

@@ -442,6 +442,7 @@ class ContextSweep:
         sampling: Sampling,
         call_s: float,
     ) -> list[Trial]:
+        stage = "final" if sampling.stage is Stage.FINAL else "confirming"
         return source.time(
             candidates,
             self.context,
@@ -451,7 +452,7 @@ class ContextSweep:
             ),
             sample_ns=sampling.sample_ns,
             processes=sampling.processes,
-            on_process=lambda process: self._report(f"confirming, process {process + 1}", 0),
+            on_process=lambda process: self._report(f"{stage}, process {process + 1}", 0),
         )
 
     def _is_disturbed(self, trials: Sequence[Trial]) -> bool:

@@ -155,7 +155,7 @@ def test_of_several_processes_the_worst_is_told() -> None:
     calm, disturbed = make_trial(), make_disturbed_trial()
     assert calm.measurement is not None
     assert disturbed.measurement is not None
-    both = of_several_processes([calm.measurement, disturbed.measurement])
+    _middle, (both,) = of_several_processes([[calm.measurement], [disturbed.measurement]])
 
     lines = conditions_lines(replace(calm, measurement=both))
 

@@ -48,7 +48,7 @@ def test_threads_that_only_slow_the_baseline_down_do_not_win(
     """Kernels of two parts take twice as long, and the baseline beside them 50 times."""
     tune(database, baseline="scalar")
 
-    def slow_down(build: Build, found: TimedFinding) -> TimedFinding:
+    def slow_down(build: Build, found: TimedFinding, _turn: int) -> TimedFinding:
         kernel = load_kernel(build.binary, artifact=build.artifact, cpu=detect_cpu())
         beside = found.measurement
         if beside is None:
@@ -72,9 +72,9 @@ def test_threads_that_only_slow_the_baseline_down_do_not_win(
 
 def _plant(
     monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Build, TimedFinding], TimedFinding],
+    change: Callable[[Build, TimedFinding, int], TimedFinding],
 ) -> None:
-    """Change what each timing finds of a build."""
+    """Change what each timing finds of a build; the last argument is its place and the process."""
     time_fairly = TrialHost.time_together
 
     def time_together(
@@ -96,7 +96,10 @@ def _plant(
             checks_large_ratios=checks_large_ratios,
             process=process,
         )
-        return tuple(change(build, one) for build, one in zip(builds, found, strict=True))
+        return tuple(
+            change(build, one, place + process)
+            for place, (build, one) in enumerate(zip(builds, found, strict=True))
+        )
 
     monkeypatch.setattr(TrialHost, "time_together", time_together)
 
@@ -174,6 +177,28 @@ def test_a_sweep_waits_for_idle_cores_and_confirms_again(
 def confirmations(database: str) -> list[Trial]:
     trials = Repository(open_database(database)).trials(only_decisive=True)
     return [trial for trial in trials if trial.stage is Stage.CONFIRM]
+
+
+def test_all_of_a_final_is_told_whatever_each_process_says(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each process another kernel is slowed, so that each has its own median elsewhere."""
+    _plant(monkeypatch, lambda _build, found, turn: _slowed(found, 1 + 0.1 * (turn % 3)))
+
+    result = tune(database, baseline="scalar", budget_s=5.0)
+
+    trials = Repository(open_database(database)).trials()
+    finalists = {one.candidate for one in trials if one.stage is Stage.FINAL}
+    assert len(finalists) > 1
+    assert {one.candidate for one in result.together} == finalists
+    assert result.verdict.candidate in finalists
+
+
+def _slowed(found: TimedFinding, factor: float) -> TimedFinding:
+    assert found.measurement is not None
+    timing = found.measurement.candidate
+    slower = replace(timing, samples_ns=tuple(round(factor * ns) for ns in timing.samples_ns))
+    return replace(found, measurements=(replace(found.measurement, candidate=slower),))
 
 
 def test_a_verdict_rests_on_a_confirmed_trial(

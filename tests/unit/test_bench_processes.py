@@ -78,9 +78,12 @@ def test_a_build_that_fails_in_a_process_has_failed(processes: int) -> None:
     assert timed == FAILED
 
 
-def test_builds_are_timed_in_the_same_processes() -> None:
-    """Other work that disturbs one of them asks for another process of both."""
-    of_process = [(SLOW, MIDDLE), (FAST, DISTURBED), (MIDDLE, FAST), (FAST, FAST)]
+def test_what_is_timed_together_has_the_rounds_of_one_process() -> None:
+    """By their own ratios, the first would be of the third process and the second of the first.
+
+    Other work that disturbs one of them asks for another process of both.
+    """
+    of_process = [(SLOW, MIDDLE), (FAST, DISTURBED), (MIDDLE, SLOW), (FAST, FAST)]
 
     timed = time_in_processes(lambda process: of_process[process], 3)
 
@@ -89,7 +92,7 @@ def test_builds_are_timed_in_the_same_processes() -> None:
         for one in timed
         if one.measurement
     ]
-    assert calls_ns == [[800.0, 1100.0, 500.0], [500.0, 800.0, 500.0]]
+    assert calls_ns == [[800.0, 1100.0, 500.0], [1100.0, 800.0, 500.0]]
 
 
 def test_a_process_in_which_one_of_several_fails_has_the_last_word() -> None:

@@ -301,8 +301,9 @@ def _in_one_process(*samples_ns: int) -> Measurement:
 def test_of_several_processes_the_interval_covers_each() -> None:
     fast, middle, slow = (_in_one_process(*(ns,) * 12) for ns in (500, 800, 1250))
 
-    measured = of_several_processes([slow, fast, middle])
+    place, (measured,) = of_several_processes([[slow], [fast], [middle]])
 
+    assert place == 2
     assert measured.candidate == middle.candidate
     assert len(measured.processes) == 3
     assert measured.ratio == Ratio(median=1.25, low=0.8, high=2.0, of_minimums=0.8)
@@ -312,11 +313,12 @@ def test_a_kernel_that_is_slower_in_one_process_is_not_called_tuned() -> None:
     of_one, of_other = _in_one_process(*(806,) * 31), _in_one_process(*(1075,) * 31)
     assert decide(of_one.ratio) is Decision.TUNED  # 1.24 times
 
-    together = of_several_processes([of_one, of_other])  # and 0.93
+    _place, (together,) = of_several_processes([[of_one], [of_other]])  # and 0.93
 
     assert decide(together.ratio) is Decision.TIE
     assert not is_as_fast(together.ratio)
-    assert decide(of_several_processes([of_one, of_one]).ratio) is Decision.TUNED
+    _place, (alike,) = of_several_processes([[of_one], [of_one]])
+    assert decide(alike.ratio) is Decision.TUNED
 
 
 def test_a_process_in_which_medians_and_minimums_disagree_is_reason_to_doubt() -> None:
@@ -325,8 +327,10 @@ def test_a_process_in_which_medians_and_minimums_disagree_is_reason_to_doubt() -
 
     assert why_disturbed(calm) is None
     # The median of one and the fastest sample of another would seem to agree.
-    assert why_disturbed(of_several_processes([calm, restless])) is not None
-    assert why_disturbed(of_several_processes([calm, _in_one_process(*(500,) * 12)])) is None
+    _place, (doubtful,) = of_several_processes([[calm], [restless]])
+    _place, (sure,) = of_several_processes([[calm], [_in_one_process(*(500,) * 12)]])
+    assert why_disturbed(doubtful) is not None
+    assert why_disturbed(sure) is None
 
 
 def test_samples_must_pair_up() -> None:

@@ -109,7 +109,8 @@ def test_each_process_of_a_measurement_is_kept() -> None:
     slower = make_disturbed_trial(call_ns=1100).measurement
     assert one is not None
     assert slower is not None
-    trial = make_trial(measurement=of_several_processes([one, slower]))
+    _place, (both,) = of_several_processes([[one], [slower]])
+    trial = make_trial(measurement=both)
 
     line = dump_record(trial)
 

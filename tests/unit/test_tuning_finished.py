@@ -33,7 +33,8 @@ def _timed(*speeds: float) -> Trial:
 def _in_processes(*speeds: float) -> Trial:
     """Return a confirming trial that has one of these speeds in each process."""
     measured = [_timed(speed).measurement for speed in speeds]
-    return replace(make_trial(), measurement=of_several_processes([one for one in measured if one]))
+    _middle, (together,) = of_several_processes([[one] for one in measured if one])
+    return replace(make_trial(), measurement=together)
 
 
 @pytest.mark.parametrize(
