@@ -183,7 +183,7 @@ class _FormerProblem(metaclass=_Problems):
 @pytest.fixture
 def former_service(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Serve by a version that knows fewer problems than the client."""
-    for module in ("schemas", "resolver", "gathering"):
+    for module in ("schemas", "answering.resolver", "answering.gathering"):
         monkeypatch.setattr(f"gemm_tuner_service.{module}.Problem", _FormerProblem)
     with site.serving() as address:
         yield address
