@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -33,6 +34,7 @@ from gemm_tuner.cli.terminal.output import print_message
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
+from gemm_tuner.domain.measurement import Measurement
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.units import duration_text
@@ -43,7 +45,8 @@ NAMES = ("first", "second", "adopted")
 WITHIN = 0.02
 AGREE = 0.95  # of the layers
 REFUTED = 0.98  # of the speed of the library that a verdict says is slower
-PAIRS = 40
+PROCESSES = 5
+PAIRS = 11  # in each process
 SAMPLE_NS = 5_000_000
 SEED = 5
 
@@ -196,7 +199,7 @@ def _compared(document: dict[str, Any]) -> Compared:
 
 
 def compare(name: str, found: Sequence[Found], toolchain: Toolchain) -> Compared:
-    """Return the times of a layer's kernels in the same rounds.
+    """Return the times of a layer's kernels in the same rounds, the median of several processes.
 
     Raises:
         GemmTunerError: a kernel is not built or refuted, or a library does not compute the layer.
@@ -217,23 +220,32 @@ def compare(name: str, found: Sequence[Found], toolchain: Toolchain) -> Compared
             finding = host.verify(one)
             if finding.outcome is not Outcome.CORRECT:
                 raise TrialFailed(f"{text} is {finding.outcome.value}: {finding.detail}")
-        timed = host.time_together(
-            builds, context=ExecutionContext(), pairs=PAIRS, sample_ns=SAMPLE_NS
-        )
-    measured = {
-        (text, measurement.baseline.split()[0]): measurement
-        for text, one in zip(texts, timed, strict=True)
-        for measurement in one.measurements
-    }
+        timed = [
+            host.time_together(
+                builds,
+                context=ExecutionContext(),
+                pairs=PAIRS,
+                sample_ns=SAMPLE_NS,
+                process=process,
+                keeps_all=True,
+            )
+            for process in range(PROCESSES)
+        ]
+    measured: dict[tuple[str, str], list[Measurement]] = {}
+    for text, one in zip(texts * PROCESSES, chain.from_iterable(timed), strict=True):
+        for measurement in one.measurements:
+            library = measurement.baseline.split()[0]
+            measured.setdefault((text, library), []).append(measurement)
     if len(measured) < len(texts) * len(libraries):
-        raise TrialFailed("; ".join(one.finding.detail for one in timed if one.finding.detail))
+        details = [one.finding.detail for of_all in timed for one in of_all]
+        raise TrialFailed("; ".join(detail for detail in details if detail))
     own = [measured[one.candidate, one.baseline] for one in found]
     return Compared(
         name=name,
         candidates=tuple(one.candidate for one in found),
         is_tuned=tuple(one.is_tuned for one in found),
-        times_ns=tuple(one.candidate.median_ns for one in own),
-        over=tuple(one.ratio.median for one in own),
+        times_ns=tuple(median(one.candidate.median_ns for one in of_one) for of_one in own),
+        over=tuple(median(one.ratio.median for one in of_one) for of_one in own),
     )
 
 

@@ -14,6 +14,8 @@ from gemm_tuner.domain.measurement import Interference, Measurement, Timing
 from gemm_tuner.domain.record import Outcome
 
 _BASELINE_NS = 10_000
+# One that has less of the speed of the fastest takes part in the first round only.
+_BEHIND, _FEW = 0.8, 1
 
 
 def plant_speeds(
@@ -47,11 +49,17 @@ def plant_speeds_of(
         sample_ns: int,  # noqa: ARG001 - named by the caller
         checks_large_ratios: bool,  # noqa: ARG001 - named by the caller
         process: int,
+        keeps_all: bool,
     ) -> tuple[TimedFinding, ...]:
         nonlocal in_first
         if process == 0:
             beside = host.baselines(context.regime)
-            in_first = tuple(_timed(beside, speed(build), pairs, next(taken)) for build in builds)
+            speeds = [speed(build) for build in builds]
+            in_first = tuple(
+                _timed(beside, one, pairs if keeps_all or stays else few, next(taken))
+                for one in speeds
+                for stays, few in [(one > _BEHIND * max(speeds), min(_FEW, pairs))]
+            )
         return in_first
 
     monkeypatch.setattr(TrialHost, "time_together", time_together)

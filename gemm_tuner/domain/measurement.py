@@ -201,10 +201,13 @@ class Measurement(Rounds):
 
         It is the geometric mean of two speeds, that over the baseline and that in calls per ns, of
         the fastest samples. What disturbs the baseline alone misleads the first, and what disturbs
-        all alike the second; each has half the weight (docs/decisions/0023). Both are of one
-        process, that of the median ratio.
+        all alike the second; each has half the weight (docs/decisions/0023). Of several processes
+        it is the median, the slower of two.
         """
-        return sqrt(self.processes[0].ratio.of_minimums / self.candidate.minimum_ns)
+        return median_low(
+            sqrt(rounds.ratio.of_minimums / rounds.candidate.minimum_ns)
+            for rounds in self.processes
+        )
 
 
 def of_several_processes(

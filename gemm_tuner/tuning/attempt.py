@@ -169,13 +169,14 @@ class Attempts:
         pairs: int,
         sample_ns: int,
         processes: int = 1,
+        keeps_all: bool = False,
         on_process: Callable[[int], None] = lambda _process: None,
     ) -> list[Trial]:
         """Time proven candidates in the same rounds; return the recorded trials of those timed.
 
         Either all of them are kept or none. Beside each other and the baseline, those clearly
-        slower than the fastest have few samples. All of this happens in each of some processes,
-        and `on_process` is told which begins.
+        slower than the fastest have few samples, unless the timing `keeps_all`. All of this happens
+        in each of some processes, and `on_process` is told which begins.
         """
         builds = [self._proven[candidate] for candidate in candidates]
 
@@ -188,6 +189,7 @@ class Attempts:
                 sample_ns=sample_ns,
                 checks_large_ratios=stage is Stage.CONFIRM,
                 process=process,
+                keeps_all=keeps_all,
             )
 
         timed = time_in_processes(time_in, processes) if processes > 1 else time_in(0)

@@ -114,6 +114,26 @@ def test_it_says_where_kernels_take_turns_and_what_each_m_loses_and_is_not_repea
     assert found["packed_bytes"] == 4 * N * whole_k
 
 
+def test_what_a_slow_library_loses_is_told_of_the_same_rounds(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_nothing_disturb(monkeypatch)
+    plant_speeds_of(
+        monkeypatch, lambda build: min(_speed(build), 1.0 if "1..6" in build.source.text else 3.0)
+    )
+
+    assert run([*ARGUMENTS, "--db", database]) == 0
+
+    trials = Repository(open_database(database)).trials()
+    for rows in (1, 2, 3, 6):
+        alone, library = [one for one in trials if one.problem.m.exact == rows][-2:]
+        assert library.candidate.below
+        assert not alone.candidate.below
+        assert alone.measurement is not None
+        assert library.measurement is not None
+        assert library.measurement.baseline_timing == alone.measurement.baseline_timing
+
+
 def test_explain_tells_the_kernels_and_the_time_over_m(
     swept: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

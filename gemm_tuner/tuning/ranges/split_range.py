@@ -262,7 +262,8 @@ class _Splitting:
             self.search.check()
             self._tell(f"m = {m}, comparing the library", left=left)
             with self._attempts(problem, [self.alone[m]]) as attempts:
-                self._time(attempts, [self.alone[m], trial.candidate])
+                # What a loss is told of has the same rounds, however slow it was in the first few.
+                self._time(attempts, [self.alone[m], trial.candidate], keeps_all=True)
             found = stored()
         assert found is not None
         return found
@@ -300,7 +301,12 @@ class _Splitting:
         self.comparing_s = monotonic() - begin_s
 
     def _time(
-        self, attempts: Attempts, candidates: Sequence[Candidate], *, confirms: bool = False
+        self,
+        attempts: Attempts,
+        candidates: Sequence[Candidate],
+        *,
+        confirms: bool = False,
+        keeps_all: bool = False,
     ) -> list[Trial]:
         """Prove candidates, time those that are right in the same rounds, and return their trials.
 
@@ -320,6 +326,7 @@ class _Splitting:
             ),
             sample_ns=sampling.sample_ns,
             processes=sampling.processes,
+            keeps_all=keeps_all,
         )
         for one in candidates:
             if one.below and one not in [trial.candidate for trial in trials]:
