@@ -31,6 +31,7 @@ _X_AND_TABLE = 2
 # Rows of a tile: with so few, two tiles that share rows have no fewer of them than a rest.
 _MOST_NOT_SHARED = 2
 _MOST_SUMS = 192  # vectors, in the functions for all heights of a last tile
+_SUMS_AT_ONCE = 8  # two multiply-adds begin in a cycle, and each takes four
 _SPARE_REGISTERS = 2  # gcc 12 copies sums where a loop begins
 _TINY_FLOP = 2 * 64**3
 # What L1 keeps beside rows of x, on every CPU with AMX so far: space/cores.csv.
@@ -235,7 +236,7 @@ def _loop_facts(
         "cuts_keys": cuts_keys(problem, blocking),
         "exact_rest": problem.m.exact % mr if problem.m.exact is not None else 0,
         "rest_heights": _rest_heights(problem, candidate, family),
-        "shares_last_rows": _shares_last_rows(problem, candidate, family),
+        "shared_rows": _shared_rows(problem, candidate, family),
         "rest_steps": _rest_steps(problem, candidate, family),
         "is_jc_outer": blocking.loop_order.is_jc_outer,
         "fetches_next_rows": blocking.prefetch_next_panel and not problem.operation.packs_ahead,
@@ -356,30 +357,49 @@ def _rest_heights(problem: Problem, candidate: Candidate, family: MicroKernelFam
     """
     tile, step = candidate.micro_kernel, family.register_rows
     if step == 1:
-        heights = _rests(problem.m, tile.mr) if problem.m.exact is None else []
-        across = tile.nr if family.layout is PackedLayout.COLUMNS else ceil(tile.nr / family.lanes)
-        return heights if sum(heights) * across <= _MOST_SUMS else []
+        few = _most_shared(problem, candidate, family)
+        heights = _rests(problem.m, tile.mr, few) if problem.m.exact is None else []
+        return heights if sum(heights) * _sums_of_a_row(candidate, family) <= _MOST_SUMS else []
     if problem.m.exact is None:
         return list(range(step, tile.mr + 1, step))
     rest = problem.m.exact % tile.mr
     return [ceil(rest / step) * step] if rest else []
 
 
-def _rests(rows: Rows, mr: int) -> list[int]:
-    """Return the numbers of rows, but none, that whole tiles of `mr` may leave over, or share."""
+def _rests(rows: Rows, mr: int, few: int) -> list[int]:
+    """Return the numbers of rows, but none, that whole tiles of `mr` may leave over, or share.
+
+    Up to a `few` rows are shared.
+    """
     numbers = range(rows.low, min(rows.high + 1, rows.low + mr))
     rests = {m % mr for m in numbers} - {0}
-    if _MOST_NOT_SHARED < mr < rows.high:
-        few = {mr + rest for rest in rests if 2 * rest <= mr}
-        rests |= {half for both in few for half in (both // 2, both - both // 2)}
-    return sorted(rests)
+    shared = {mr + rest for rest in rests if rest <= few}
+    return sorted(rests | {half for both in shared for half in (both // 2, both - both // 2)})
 
 
-def _shares_last_rows(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
-    """Return whether two tiles share the last rows where one would have few."""
-    tile = candidate.micro_kernel
+def _sums_of_a_row(candidate: Candidate, family: MicroKernelFamily) -> int:
+    """Return in how many registers a row of a tile is summed."""
+    nr = candidate.micro_kernel.nr
+    return nr if family.layout is PackedLayout.COLUMNS else ceil(nr / family.lanes)
+
+
+def _most_shared(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> int:
+    """Return how many rows are so few that two tiles share them and those of a whole one.
+
+    Such a tile waits for its sums. What is fetched from memory ahead arrives while a whole tile is
+    computed, rather than a half: then rows are few only where multiply-adds wait for each other.
+    """
+    mr = candidate.micro_kernel.mr
+    if not _MOST_NOT_SHARED < mr < problem.m.high:
+        return 0
+    waiting = (_SUMS_AT_ONCE - 1) // _sums_of_a_row(candidate, family)
+    return min(mr // 2, waiting) if candidate.blocking.prefetch_w_bytes else mr // 2
+
+
+def _shared_rows(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> int:
+    """Return how many last rows two tiles share with a whole one's, at most."""
     has_heights = family.register_rows == 1 and bool(_rest_heights(problem, candidate, family))
-    return has_heights and _MOST_NOT_SHARED < tile.mr < problem.m.high
+    return _most_shared(problem, candidate, family) if has_heights else 0
 
 
 def _has_gapless_copy(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:

@@ -1,8 +1,9 @@
 """The samples of a recording: windows of them for a timing, and how fast each candidate is."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Self
 
 from gemm_tuner.bench.sample import Sample
 from gemm_tuner.domain.candidate import Candidate
@@ -47,13 +48,19 @@ class Pair:
         """Return the time of a call of the baseline, in ns."""
         return self.theirs.elapsed_ns / self.baseline_calls
 
+    def at_speed(self, factor: float) -> Self:
+        """Return the pair with so many times the speed of the candidate over the baseline."""
+        elapsed_ns = max(1, round(self.ours.elapsed_ns / factor))
+        return replace(self, ours=replace(self.ours, elapsed_ns=elapsed_ns))
+
 
 class Samples:
     """All samples of a recording, by candidate and stage, in the order in which they were taken.
 
     Finals of leaders, if there are any, stand for the shorter ones of these candidates: every other
     one says how fast they are, and a search draws from those between. So no search is told that it
-    is right by the samples that it saw.
+    is right by the samples that it saw. The shorter finals of the others were taken earlier; their
+    times count as if the machine had been then as it was for the leaders later.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -80,6 +87,12 @@ class Samples:
                     speed = self.measurement(pairs).ratio.median
                     speeds.setdefault(candidate, []).append(speed)
         self._pairs |= of_leaders
+        if of_leaders:
+            change = self._change(self._speeds_in(list(self._finals_in_turn())[1::_EVERY_OTHER]))
+            for stage, candidate in self._pairs.keys() - of_leaders.keys():
+                if stage is Stage.FINAL:
+                    pairs = self._pairs[stage, candidate]
+                    self._pairs[stage, candidate] = [one.at_speed(change) for one in pairs]
 
     def speeds(self) -> dict[Candidate, float]:
         """Return how fast each candidate is that was right: what a search is to find out.
@@ -93,9 +106,13 @@ class Samples:
         finals = self._speeds_in(list(self._finals_in_turn())[::_EVERY_OTHER])
         if not finals:
             return visits
-        change = median(speed / visits[one] for one, speed in finals.items())
+        change = self._change(finals)
         most = max(finals.values())
         return {one: min(change * speed, most) for one, speed in visits.items()} | finals
+
+    def _change(self, finals: Mapping[Candidate, float]) -> float:
+        """Return by what the speeds of the leaders in some finals differ from their visits."""
+        return median(speed / median(self._visits[one]) for one, speed in finals.items())
 
     def _finals_in_turn(self) -> Iterator[dict[Candidate, float]]:
         """Yield the speeds of the leaders in each of their finals."""

@@ -769,7 +769,7 @@ inline void block(const Call &call, Stride ldx, int64_t jc, int64_t columns, int
     const X *x = call.x + ic * ldx + pc;
     const Stride x_stride = ldx;
     // A tile of few rows waits for its sums.
-    const int64_t whole_rows = rows / mr * mr - (rows > mr && rows % mr > 0 && rows % mr <= mr / 2 ? mr : 0);
+    const int64_t whole_rows = rows / mr * mr - (rows > mr && rows % mr > 0 && rows % mr <= 3 ? mr : 0);
     for (int64_t jr = jc; jr < jc + columns; jr += nr)
     {
         for (int64_t ir = 0; ir < whole_rows; ir += mr)
@@ -1161,7 +1161,7 @@ inline void block(const Call &call, Stride ldx, int64_t jc, int64_t columns, int
     const X *x = call.x + ic * ldx + pc;
     const Stride x_stride = ldx;
     // A tile of few rows waits for its sums.
-    const int64_t whole_rows = rows / mr * mr - (rows > mr && rows % mr > 0 && rows % mr <= mr / 2 ? mr : 0);
+    const int64_t whole_rows = rows / mr * mr - (rows > mr && rows % mr > 0 && rows % mr <= 3 ? mr : 0);
     for (int64_t jr = jc; jr < jc + columns; jr += nr)
     {
         for (int64_t ir = 0; ir < whole_rows; ir += mr)

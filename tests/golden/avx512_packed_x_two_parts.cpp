@@ -664,7 +664,7 @@ inline void block(const Call &call, Stride ldx, int64_t jc, int64_t columns, int
     const X *x = workspace;
     constexpr Fixed<packed_x_stride> x_stride{};
     // A tile of few rows waits for its sums.
-    const int64_t whole_rows = rows / mr * mr - (rows > mr && rows % mr > 0 && rows % mr <= mr / 2 ? mr : 0);
+    const int64_t whole_rows = rows / mr * mr - (rows > mr && rows % mr > 0 && rows % mr <= 4 ? mr : 0);
     for (int64_t ir = 0; ir < whole_rows; ir += mr)
         panels<mr>(call, x + ir * x_stride, x_stride, pc, depth, ic + ir, jc, jc + columns);
     if (whole_rows < rows)
