@@ -132,6 +132,17 @@ def test_no_search_is_judged_by_the_finals_that_it_saw() -> None:
     assert found.winner_regret == pytest.approx(1 - 400 / 440)
 
 
+def test_a_machine_that_slowed_down_favours_nobody_who_was_timed_before() -> None:
+    """Who was 5 % behind in the visits is no faster when leaders take a tenth longer."""
+    best, behind = CANDIDATES[:2]
+    visits = {best: 400.0, behind: 420.0}
+    replay = Replay(make_recording(visits, leaders={best: (440.0,) * 4}), budget_s=60)
+
+    found = [replay.run(Plan(name="exhaustive", seed=seed)) for seed in range(4)]
+
+    assert [one.winner_regret for one in found] == [0.0] * 4
+
+
 def test_what_one_final_of_the_leaders_gets_wrong_is_told() -> None:
     """Of three finals, the last finds one the fastest that takes 10 % more in the others."""
     best, lucky = CANDIDATES[:2]
