@@ -77,6 +77,7 @@ class ContextSweep:
     _best_beside_others: list[Candidate] = field(default_factory=list)  # beside other baselines
     _recalled: int = 0  # trials that are of earlier sweeps
     _in_final: dict[Candidate, float] = field(default_factory=dict)  # over the baseline, together
+    _are_confirmed: bool = False  # those in it
     _proof_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -249,7 +250,11 @@ class ContextSweep:
         if self.slices:
             self._time_slices(candidates, RACE.with_samples(sample_factor), self.slices)
         elif self.is_final and len(candidates) > 1:
-            self._in_final = self._time(candidates, how_to_end(self._call_s))
+            self._are_confirmed = self.context.threads == 1 and len(candidates) <= CONFIRMED
+            sampling = how_to_end(self._call_s)
+            if self._are_confirmed:
+                sampling = how_to_confirm(self._call_s, self.context.threads)
+            self._in_final = self._time(candidates, sampling)
         else:
             self._time(candidates, RACE.with_samples(sample_factor))
 
@@ -294,12 +299,15 @@ class ContextSweep:
 
         The next is confirmed too where the speed of one that was confirmed does not hold beside
         those of the others. What a `final` before said, and what was confirmed after it, holds.
+        The few of a final that was chosen beforehand are confirmed together.
         """
         self._report("confirming", 0)
         before = self._confirmed_before()
         if not final:
             final = self._time_final()
             before = before if len(final) == 1 else {}
+        if self._are_confirmed and final == self._in_final:
+            return
         waiting = self._without_useless_threads(final)
         confirmed = 0.0
         for _attempt in range(CONFIRMED):

@@ -83,11 +83,12 @@ def make_result(
 
 
 def _last_timed_together(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Return the trials of the last final, or of the last confirmation where there was no final.
+    """Return the trials of the last final, or of the last confirmation if it was of several.
 
     Those timed in the same rounds have the same samples of the baseline, as far as they took part.
     """
-    return last_final(trials) or _last_of(Stage.CONFIRM, trials)
+    final, confirmed = last_final(trials), _last_of(Stage.CONFIRM, trials)
+    return confirmed if len(confirmed) > 1 else final or confirmed
 
 
 def last_final(trials: Sequence[Trial]) -> tuple[Trial, ...]:

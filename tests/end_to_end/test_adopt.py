@@ -119,6 +119,10 @@ def test_what_one_machine_swept_another_adopts_and_serves(
         assert verdict.decision is Decision.TUNED
         assert verdict.artifact is not None
         assert repository.binary(verdict.artifact.sha256)
+        here = [one for one in repository.trials(problem=problem) if one.measurement]
+        # All that came from the records were confirmed together: none needed a final before.
+        assert {one.stage for one in here} == {Stage.CONFIRM}
+        assert len(here) == layer["tried"]
     assert not facts["nothing_recorded"]
     assert not again["layers"]
     assert [layer["name"] for layer in again["current"]] == ["one", "two"]

@@ -86,6 +86,7 @@ def _plant(
         sample_ns: int,
         checks_large_ratios: bool,
         process: int,
+        keeps_all: bool,  # noqa: ARG001 - named by the caller
     ) -> tuple[TimedFinding, ...]:
         found = time_fairly(
             host,
