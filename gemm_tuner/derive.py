@@ -278,7 +278,7 @@ def derive_verdict(
 
     Beside the scalar baseline there is nothing faster to claim: at best a tie.
 
-    Of the candidates confirmed in `context`, each in rounds of its own, the fastest by what can be
+    Of the candidates confirmed in `context`, also in different rounds, the fastest by what can be
     compared between them stands against its own paired baseline. A verdict keeps the measurement
     that it rests on, but names no artifact unless that shows it to be as fast as what would run
     instead. What gives reason to doubt is no evidence: alone, it gives a tie that is not complete.

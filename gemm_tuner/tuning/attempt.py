@@ -175,8 +175,9 @@ class Attempts:
         """Time proven candidates in the same rounds; return the recorded trials of those timed.
 
         Either all of them are kept or none. Beside each other and the baseline, those clearly
-        slower than the fastest have few samples, unless the timing `keeps_all`. All of this happens
-        in each of some processes, and `on_process` is told which begins.
+        slower than the fastest have few samples, unless the timing `keeps_all`; as these confirm
+        nothing, such trials are of a final. All of this happens in each of some processes, and
+        `on_process` is told which begins.
         """
         builds = [self._proven[candidate] for candidate in candidates]
 
@@ -194,6 +195,7 @@ class Attempts:
 
         timed = time_in_processes(time_in, processes) if processes > 1 else time_in(0)
         trials = []
+        rounds = max((_rounds_of(one) for one in timed), default=0)
         for candidate, build, one in zip(candidates, builds, timed, strict=True):
             if one.finding.outcome is not Outcome.CORRECT:
                 self._record_failure(candidate, context, one.finding, build)
@@ -203,7 +205,7 @@ class Attempts:
                 continue
             trial = replace(
                 self._trial(candidate, context, build),
-                stage=stage,
+                stage=Stage.FINAL if _is_dropout(one, stage, rounds) else stage,
                 measurement=one.measurement,
                 conditions=one.conditions,
             )
@@ -280,6 +282,15 @@ class Attempts:
             artifact=build.artifact if build else None,
             usable_cpus=usable_cpus(),
         )
+
+
+def _rounds_of(timed: TimedFinding) -> int:
+    return len(timed.measurement.candidate.samples_ns) if timed.measurement else 0
+
+
+def _is_dropout(timed: TimedFinding, stage: Stage, rounds: int) -> bool:
+    """Return whether a build was to be confirmed, and left those that had so many rounds early."""
+    return stage is Stage.CONFIRM and 2 * _rounds_of(timed) < rounds
 
 
 def _source(

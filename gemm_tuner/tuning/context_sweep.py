@@ -250,11 +250,11 @@ class ContextSweep:
         if self.slices:
             self._time_slices(candidates, RACE.with_samples(sample_factor), self.slices)
         elif self.is_final and len(candidates) > 1:
-            self._are_confirmed = self.context.threads == 1 and len(candidates) <= CONFIRMED
-            sampling = how_to_end(self._call_s)
-            if self._are_confirmed:
-                sampling = how_to_confirm(self._call_s, self.context.threads)
-            self._in_final = self._time(candidates, sampling)
+            sampling, confirming = how_to_end(self._call_s), how_to_confirm(self._call_s, 1)
+            is_quick = confirming.processes > 1  # long calls have fewer rounds in a final
+            are_few = self.context.threads == 1 and len(candidates) <= CONFIRMED
+            self._are_confirmed = is_quick and are_few
+            self._in_final = self._time(candidates, confirming if self._are_confirmed else sampling)
         else:
             self._time(candidates, RACE.with_samples(sample_factor))
 
@@ -306,7 +306,7 @@ class ContextSweep:
         if not final:
             final = self._time_final()
             before = before if len(final) == 1 else {}
-        if self._are_confirmed and final == self._in_final:
+        if self._are_confirmed and final.keys() <= self._in_final.keys():
             return
         waiting = self._without_useless_threads(final)
         confirmed = 0.0

@@ -83,12 +83,16 @@ def make_result(
 
 
 def _last_timed_together(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Return the trials of the last final, or of the last confirmation if it was of several.
+    """Return the last trials that had the same rounds, or the last confirmation without any.
 
-    Those timed in the same rounds have the same samples of the baseline, as far as they took part.
+    They have the same samples of the baseline, as far as they took part.
     """
-    final, confirmed = last_final(trials), _last_of(Stage.CONFIRM, trials)
-    return confirmed if len(confirmed) > 1 else final or confirmed
+    careful = [one for one in trials if one.stage in {Stage.FINAL, Stage.CONFIRM}]
+    for last in reversed(careful):
+        together = tuple(one for one in careful if _shares_rounds(one, last))
+        if len(together) > 1:
+            return together
+    return last_final(trials) or _last_of(Stage.CONFIRM, trials)
 
 
 def last_final(trials: Sequence[Trial]) -> tuple[Trial, ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_times import plant_speeds
+from planted_times import plant_speeds, plant_speeds_of
 from saboteur import Saboteur
 from samples import make_artifact, make_trial
 from served import Site
@@ -32,6 +32,7 @@ from gemm_tuner.space.ranking import shortlist
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.wire.record import dump_record
+from gemm_tuner.tuning import sampling
 from gemm_tuner.tuning.adopt import adopt, plan
 from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.settings import SweepSettings
@@ -126,6 +127,43 @@ def test_what_one_machine_swept_another_adopts_and_serves(
     assert not facts["nothing_recorded"]
     assert not again["layers"]
     assert [layer["name"] for layer in again["current"]] == ["one", "two"]
+
+
+def _stages_of_adoption(
+    url: str, slow: Candidate, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[tuple[Candidate, Stage]]:
+    """Adopt three recorded kernels, one of them half as fast, and return what was timed of them."""
+    import_records(url, [record_of(one) for one in candidates_of(PROBLEM)])
+    header = f"// {slow.text}"
+    plant_speeds_of(monkeypatch, lambda one: 1.0 if header in one.source.text.splitlines() else 2.0)
+
+    adopt_facts(url, capsys, *ARGUMENTS)
+
+    kept = Repository(open_database(url)).trials(problem=PROBLEM)
+    return [(one.candidate, one.stage) for one in kept if one.measurement]
+
+
+def test_what_leaves_the_rounds_early_is_not_confirmed(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, *others = candidates_of(PROBLEM)
+
+    stages = _stages_of_adoption(url, slow, monkeypatch, capsys)
+
+    wanted = {slow: Stage.FINAL} | dict.fromkeys(others, Stage.CONFIRM)
+    assert dict(stages) == wanted
+    assert len(stages) == 3
+
+
+def test_long_calls_are_confirmed_after_a_final(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sampling, "_LONG_CALL_S", 0.0)
+    slow, *_others = candidates_of(PROBLEM)
+
+    stages = _stages_of_adoption(url, slow, monkeypatch, capsys)
+
+    assert [stage for _one, stage in stages] == [Stage.FINAL] * 3 + [Stage.CONFIRM]
 
 
 def test_a_record_of_what_is_wrong_here_is_refuted_and_not_served(url: str) -> None:

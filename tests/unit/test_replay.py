@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from recordings import PROBLEM, first_candidates, make_ranker, make_recording
 
+from gemm_tuner.bench.sample import Sample
 from gemm_tuner.cli.main import run
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
@@ -16,7 +17,7 @@ from gemm_tuner.replay.figures import figures_of
 from gemm_tuner.replay.recorded_trials import ends_side_by_side
 from gemm_tuner.replay.recording import write_recordings
 from gemm_tuner.replay.replaying import Replay
-from gemm_tuner.replay.samples import Samples
+from gemm_tuner.replay.samples import Pair, Samples
 from gemm_tuner.strategies.table import Plan
 
 CANDIDATES = first_candidates(24)
@@ -141,6 +142,18 @@ def test_a_machine_that_slowed_down_favours_nobody_who_was_timed_before() -> Non
     found = [replay.run(Plan(name="exhaustive", seed=seed)) for seed in range(4)]
 
     assert [one.winner_regret for one in found] == [0.0] * 4
+
+
+def test_what_was_calm_is_calm_at_another_speed() -> None:
+    """A thread that waited for a tenth of 20 ms did not wait for a fifth of 10 ms."""
+    slow = Sample(elapsed_ns=20_000_000, involuntary_switches=0, waited_ns=2_000_000)
+    pair = Pair(ours=slow, calls=1, theirs=slow, baseline_calls=1, stolen=0.0, others=0.0)
+
+    faster = pair.at_speed(2.0)
+
+    assert faster.call_ns == pair.call_ns / 2
+    assert faster.is_calm
+    assert not faster.is_disturbed
 
 
 def test_what_one_final_of_the_leaders_gets_wrong_is_told() -> None:
