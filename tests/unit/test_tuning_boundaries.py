@@ -69,6 +69,27 @@ def test_a_kernel_that_wins_less_than_it_is_worth_is_left_out() -> None:
     assert [one.shape for one in split(speeds)] == [MIDDLE]
 
 
+def test_small_gains_at_few_rows_leave_a_kernel_for_what_loses_much_later() -> None:
+    """Each of eight m would win 5 % by a kernel of its own; 64 and 128 lose half without theirs."""
+    own = [
+        Shape(Candidate.parse(f"avx2_f32_1x16 mc{m}_nc64_kc96 jc_ic_jr_ir"), holds_all_rows=False)
+        for m in range(1, 9)
+    ]
+    speeds = {
+        m: {MIDDLE: 1.9, LARGE: 1.0} | {one: 2.0 if one is mine else 1.0 for one in own}
+        for m, mine in enumerate(own, start=1)
+    }
+    speeds |= {
+        64: {MIDDLE: 1.0, LARGE: 2.0, SMALL: 1.0},
+        128: {MIDDLE: 1.0, LARGE: 1.0, SMALL: 2.0},
+    }
+
+    pieces = split(speeds)
+
+    assert len(pieces) == 8
+    assert [one.shape for one in pieces[-2:]] == [LARGE, SMALL]
+
+
 def test_there_are_no_more_kernels_than_a_candidate_holds() -> None:
     shapes = [
         Shape(Candidate.parse(f"avx2_f32_1x16 mc{m}_nc64_kc96 jc_ic_jr_ir"), holds_all_rows=False)

@@ -91,18 +91,22 @@ def split(speeds: Speeds) -> tuple[Piece, ...]:
         speeds: for each measured m, the speed of each kernel that was timed there.
     """
     rows = sorted(speeds)
-    # For so many of the first m: the least cost, with the pieces that it comes from.
-    found: list[tuple[float, tuple[Piece, ...]]] = [(0.0, ())]
+    # For so many of the first m, the least cost with each number of pieces, and the pieces: what is
+    # best for the first m with all the pieces there may be would leave none to the others.
+    found: list[dict[int, tuple[float, tuple[Piece, ...]]]] = [{0: (0.0, ())}]
     for end in range(1, len(rows) + 1):
-        options = [
-            (cost + _WORTH_A_KERNEL + loss, (*pieces, Piece(rows[begin], rows[end - 1], shape)))
-            for begin in range(end)
-            for cost, pieces in [found[begin]]
-            if len(pieces) < MOST_KERNELS
-            for loss, shape in [_least_loss(speeds, rows[begin:end])]
-        ]
-        found.append(min(options, key=lambda option: option[0]))
-    return found[-1][1]
+        least: dict[int, tuple[float, tuple[Piece, ...]]] = {}
+        for begin in range(end):
+            loss, shape = _least_loss(speeds, rows[begin:end])
+            piece = Piece(rows[begin], rows[end - 1], shape)
+            for count, (cost, pieces) in found[begin].items():
+                option = (cost + _WORTH_A_KERNEL + loss, (*pieces, piece))
+                if count < MOST_KERNELS and (
+                    count + 1 not in least or option[0] < least[count + 1][0]
+                ):
+                    least[count + 1] = option
+        found.append(least)
+    return min(found[-1].values(), key=lambda option: option[0])[1]
 
 
 def _least_loss(speeds: Speeds, rows: Sequence[int]) -> tuple[float, Shape]:
