@@ -6,6 +6,9 @@ from typing import Generic, TypeVar
 
 from gemm_tuner.client.transport import MAX_CONNECTIONS
 
+# A signal that arrives just before the main thread begins to wait does not end that wait.
+_HEARD_WITHIN_S = 0.5
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -35,8 +38,8 @@ def each_at_once(
         except RuntimeError:  # the interpreter ends, and starts no thread any more
             work_in_turn.go_on()
         for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+            while thread.is_alive():
+                thread.join(_HEARD_WITHIN_S)
     except BaseException as error:
         work_in_turn.fail(error)
         raise

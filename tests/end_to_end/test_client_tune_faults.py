@@ -142,10 +142,16 @@ def test_many_problems_are_waited_for_no_longer_than_one(shop: Shop) -> None:
     assert all("was not over" in one or "is not being tuned" in one for one in reasons), reasons
 
 
-def test_an_interrupt_ends_a_wait_for_many_problems(shop: Shop) -> None:
+@pytest.mark.parametrize("wakes_main_thread", [True, False])
+def test_an_interrupt_ends_a_wait_for_many_problems(shop: Shop, *, wakes_main_thread: bool) -> None:
+    """A signal may arrive just before the main thread begins to wait, and then wakes nobody."""
+
     def interrupt() -> None:
         shop.claim()
-        os.kill(os.getpid(), signal.SIGINT)
+        if wakes_main_thread:
+            os.kill(os.getpid(), signal.SIGINT)
+        else:
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     with shop.site.serving() as address, shop.working(interrupt):
         client = shop.client(address)
