@@ -21,7 +21,7 @@ from gemm_tuner.tuning.generator import generator_version
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.race import find_race
 from gemm_tuner.tuning.result import SweepResult
-from gemm_tuner.tuning.sampling import confirming_s
+from gemm_tuner.tuning.sampling import are_confirmed_at_once, confirming_s, how_to_confirm
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.standing import stands
 from gemm_tuner.tuning.sweep import sweep
@@ -158,12 +158,13 @@ def expected_s(
         predict_cycles(problem, one, family_named(one.micro_kernel.family), cpu)
         for one in candidates
     )
-    confirming = confirming_s(
-        fastest / NOMINAL_CLOCK_HZ,
-        settings.budget_s,
-        threads=planned[0].context.threads,
-        finalists=len(candidates),
-    )
+    call_s, count = fastest / NOMINAL_CLOCK_HZ, len(candidates)
+    threads, budget_s = planned[0].context.threads, settings.budget_s
+    if are_confirmed_at_once(count, call_s=call_s, threads=threads):
+        how = how_to_confirm(call_s, threads)
+        confirming = how.duration_s(count, call_s=call_s, budget_s=budget_s)
+    else:
+        confirming = confirming_s(call_s, budget_s, threads=threads, finalists=count)
     rows = problem.m.high
     elements = rows * problem.k + problem.n * problem.k + rows * problem.n
     proving = _S_PER_ELEMENT * elements + _S_PER_FLOP * problem.flop(rows)

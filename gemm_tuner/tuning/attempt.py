@@ -181,10 +181,10 @@ class Attempts:
         """
         builds = [self._proven[candidate] for candidate in candidates]
 
-        def time_in(process: int) -> tuple[TimedFinding, ...]:
+        def time_in(process: int, timed: Sequence[Build]) -> tuple[TimedFinding, ...]:
             on_process(process)
             return self.host.time_together(
-                builds,
+                timed,
                 context=context,
                 pairs=pairs,
                 sample_ns=sample_ns,
@@ -193,7 +193,8 @@ class Attempts:
                 keeps_all=keeps_all,
             )
 
-        timed = time_in_processes(time_in, processes) if processes > 1 else time_in(0)
+        several = processes > 1
+        timed = time_in_processes(builds, time_in, processes) if several else time_in(0, builds)
         trials = []
         rounds = max((_rounds_of(one) for one in timed), default=0)
         for candidate, build, one in zip(candidates, builds, timed, strict=True):

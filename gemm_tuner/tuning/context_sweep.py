@@ -25,6 +25,7 @@ from gemm_tuner.tuning.sampling import (
     CONFIRMED,
     RACE,
     Sampling,
+    are_confirmed_at_once,
     confirming_s,
     how_to_confirm,
     how_to_end,
@@ -250,11 +251,11 @@ class ContextSweep:
         if self.slices:
             self._time_slices(candidates, RACE.with_samples(sample_factor), self.slices)
         elif self.is_final and len(candidates) > 1:
-            sampling, confirming = how_to_end(self._call_s), how_to_confirm(self._call_s, 1)
-            is_quick = confirming.processes > 1  # long calls have fewer rounds in a final
-            are_few = self.context.threads == 1 and len(candidates) <= CONFIRMED
-            self._are_confirmed = is_quick and are_few
-            self._in_final = self._time(candidates, confirming if self._are_confirmed else sampling)
+            self._are_confirmed = are_confirmed_at_once(
+                len(candidates), call_s=self._call_s, threads=self.context.threads
+            )
+            how = how_to_confirm(self._call_s, 1) if self._are_confirmed else None
+            self._in_final = self._time(candidates, how or how_to_end(self._call_s))
         else:
             self._time(candidates, RACE.with_samples(sample_factor))
 

@@ -104,6 +104,14 @@ def most_finalists(*, call_s: float, budget_s: float) -> int:
     return FINALISTS if is_affordable else FINALISTS_OF_SLOW_CALLS
 
 
+def are_confirmed_at_once(count: int, *, call_s: float, threads: int) -> bool:
+    """Return whether some candidates that no search follows are confirmed in their final.
+
+    Long calls have fewer rounds in a final than in a confirmation.
+    """
+    return threads == 1 and 1 < count <= CONFIRMED and call_s < _LONG_CALL_S
+
+
 def confirming_s(
     call_s: float, budget_s: float, *, threads: int, finalists: int, confirmed: int = 1
 ) -> float:

@@ -230,6 +230,23 @@ def test_a_buffer_that_a_graph_writes_may_be_a_view_of_another(
     assert "shares memory" in caplog.text
 
 
+def test_a_convolution_in_float64_is_compiled_with_weights_that_vary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """PyTorch 2.13 would have oneDNN compute it with a constant w, which has no float64."""
+    layers = (torch.nn.Conv2d(4, HIDDEN, 1), torch.nn.BatchNorm2d(HIDDEN))
+    model = torch.nn.Sequential(*layers).double().eval()
+    x = torch.randn(1, 4, 5, 5, dtype=torch.float64)
+    gt.enable(Kernels())
+    compiled = torch.compile(model)
+
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        layers[0].weight *= 2
+        torch.testing.assert_close(compiled(x), model(x))
+    assert "convolution in float64" in caplog.text
+
+
 def test_a_weight_that_is_gone_ends_the_call() -> None:
     plain = frozen_weights.PlainGraph(torch.fx.symbolic_trace(torch.nn.Identity()))
     plain.leave_out([torch.ones(1)], [0])

@@ -1,5 +1,6 @@
 """Timing builds in several processes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -30,11 +31,12 @@ def _time(*found: TimedFinding, processes: int) -> tuple[TimedFinding, list[int]
     """Return the result, and the processes that were asked for."""
     asked: list[int] = []
 
-    def time_in(process: int) -> tuple[TimedFinding, ...]:
+    def time_in(process: int, builds: Sequence[str]) -> tuple[TimedFinding, ...]:
+        assert list(builds) == ["a"]
         asked.append(process)
         return (found[process],)
 
-    (timed,) = time_in_processes(time_in, processes)
+    (timed,) = time_in_processes("a", time_in, processes)
     return timed, asked
 
 
@@ -85,7 +87,7 @@ def test_what_is_timed_together_has_the_rounds_of_one_process() -> None:
     """
     of_process = [(SLOW, MIDDLE), (FAST, DISTURBED), (MIDDLE, SLOW), (FAST, FAST)]
 
-    timed = time_in_processes(lambda process: of_process[process], 3)
+    timed = time_in_processes("ab", lambda process, _builds: of_process[process], 3)
 
     calls_ns = [
         [rounds.candidate.median_ns for rounds in one.measurement.processes]
@@ -95,7 +97,21 @@ def test_what_is_timed_together_has_the_rounds_of_one_process() -> None:
     assert calls_ns == [[800.0, 1100.0, 500.0], [1100.0, 800.0, 500.0]]
 
 
-def test_a_process_in_which_one_of_several_fails_has_the_last_word() -> None:
-    of_process = [(FAST, FAST), (FAST, FAILED)]
+def test_what_fails_in_a_process_is_out_and_the_others_are_timed_anew_in_all() -> None:
+    """`b` fails in the second process, and `c` in the first without `b`."""
+    told = {"a": (FAST, FAST), "b": (FAST, FAILED), "c": (FAST, FAST)}
+    asked: list[str] = []
 
-    assert time_in_processes(lambda process: of_process[process], 2) == (FAST, FAILED)
+    def time_in(process: int, builds: Sequence[str]) -> tuple[TimedFinding, ...]:
+        asked.append("".join(builds))
+        is_without_b = "b" not in builds
+        return tuple(
+            FAILED if one == "c" and is_without_b else told[one][process] for one in builds
+        )
+
+    first, second, third = time_in_processes("abc", time_in, 2)
+
+    assert asked == ["abc", "abc", "ac", "a", "a"]
+    assert (second, third) == (FAILED, FAILED)
+    assert first.measurement is not None
+    assert len(first.measurement.processes) == 2

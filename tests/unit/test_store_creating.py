@@ -174,12 +174,15 @@ def test_tables_of_others_stay_beside(empty_url: str) -> None:
         assert "places" in inspect(engine).get_table_names()
 
 
-@pytest.mark.parametrize("tables", ["places", "jobs", "alembic_version", "alembic_version trials"])
+@pytest.mark.parametrize(
+    "tables", ["places", "jobs", "alembic_version", "alembic_version trials", "view_of_places"]
+)
 def test_a_file_of_another_program_is_refused_and_stays(tables: str, tmp_path: Path) -> None:
     path = tmp_path / "places.sqlite3"
     with closing(sqlite3.connect(path)) as foreign:
         for table in tables.split():
-            foreign.execute(f"CREATE TABLE {table} AS SELECT 'abc' AS version_num")
+            kind = "VIEW" if table.startswith("view") else "TABLE"
+            foreign.execute(f"CREATE {kind} {table} AS SELECT 'abc' AS version_num")
         foreign.commit()
     before = path.read_bytes()
 

@@ -126,11 +126,20 @@ def test_a_file_of_something_else_is_refused_also_there(tmp_path: Path) -> None:
         open_database(f"sqlite:///{path}", may_create=False)
 
 
-def test_an_older_schema_is_refused_where_it_cannot_be_changed(store: Path) -> None:
+@pytest.mark.parametrize(
+    ("revision", "told"),
+    [
+        ("initial", "older schema, and cannot be written"),
+        ("tomorrow", r"this version does not know \(revision tomorrow\); update gemm-tuner"),
+    ],
+)
+def test_another_schema_is_refused_where_it_cannot_be_changed(
+    store: Path, revision: str, told: str
+) -> None:
     engine = open_database(f"sqlite:///{store}")
     with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'initial'")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = ?", (revision,))
     engine.dispose()
 
-    with full_disk(), pytest.raises(StoreFailed, match="older schema, and cannot be written"):
+    with full_disk(), pytest.raises(StoreFailed, match=told):
         open_database(f"sqlite:///{store}", may_create=False)

@@ -25,9 +25,10 @@ _alembic_version = Table(
 )
 
 
-def has_tables(connection: Connection) -> bool:
-    """Return whether a database has any table, of whomever."""
-    return bool(inspect(connection).get_table_names())
+def names_in(connection: Connection) -> set[str]:
+    """Return the names of all tables and views of a database, of whomever."""
+    found = inspect(connection)
+    return {*found.get_table_names(), *found.get_view_names()}
 
 
 def create_schema(connection: Connection, revision: str) -> None:

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 
 from platformdirs import user_data_path
-from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, select, text
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, select, text
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from gemm_tuner.derive import RULES
 from gemm_tuner.domain.printable import quoted
 from gemm_tuner.errors import InvalidSetting, StoreFailed
-from gemm_tuner.store.sql.creating import create_schema, has_tables
+from gemm_tuner.store.sql.creating import create_schema, names_in
 from gemm_tuner.store.sql.postgresql import create_postgresql_engine
 from gemm_tuner.store.sql.sqlite import create_reading_engine, create_sqlite_engine
 from gemm_tuner.store.sql.tables import METADATA, verdict_state
@@ -119,7 +119,7 @@ def _open_to_write(url: URL, *, may_create: bool) -> Engine:
         # A store that needs no change is not written: another may hold its lock.
         if not is_current(engine):
             with writing(engine).begin() as connection:
-                if has_tables(connection):
+                if names_in(connection):
                     _migrate(connection, shown(url))
                     _derive_anew(connection)
                 else:
@@ -132,9 +132,12 @@ def _open_to_read(url: URL, file: Path) -> Engine:
     with _disposed_if_it_fails(create_reading_engine(url, file)) as engine:
         with engine.connect() as connection:
             has_newest = _has_newest(connection)  # unless it is damaged, which is an error
+            revisions = _revisions(connection)
         if has_newest:
             engine.update_execution_options(is_read_only=True)
             return engine
+        if set(revisions).isdisjoint(_known_revisions()):
+            raise _unknown_schema(shown(url), f"revision {' and '.join(revisions)}")
         raise StoreFailed(
             f"the database {shown(url)} has an older schema, and cannot be written to bring it up "
             "to date; make its folder writable, or name another with --db or GEMM_TUNER_DB."
@@ -302,10 +305,7 @@ def _migrate(connection: Connection, name: str) -> None:
     try:
         command.upgrade(config, "head")
     except CommandError as error:
-        raise StoreFailed(
-            f"the database {name} has a schema this version does not know ({error}); "
-            "update gemm-tuner, or name another with --db or GEMM_TUNER_DB."
-        ) from error
+        raise _unknown_schema(name, str(error)) from error
 
 
 def database_file(url: str) -> Path | None:
@@ -341,7 +341,7 @@ def _check_that_it_is_ours(engine: Engine, url: URL, *, may_be_empty: bool = Fal
     """Check that a database is one of gemm-tuner, of any version, and whole; change nothing."""
     try:
         with engine.connect() as connection:
-            names = set(inspect(connection).get_table_names())
+            names = names_in(connection)
             revisions = _revisions(connection) if "alembic_version" in names else []
     finally:
         engine.dispose()
@@ -371,6 +371,13 @@ def _damaged(url: URL, why: str) -> StoreFailed:
     return StoreFailed(
         f"the database {shown(url)} is damaged, {why}; {PUT_BACK}, or name another with --db or "
         "GEMM_TUNER_DB."
+    )
+
+
+def _unknown_schema(name: str, why: str) -> StoreFailed:
+    return StoreFailed(
+        f"the database {name} has a schema this version does not know ({why}); "
+        "update gemm-tuner, or name another with --db or GEMM_TUNER_DB."
     )
 
 

@@ -18,6 +18,7 @@ from torch.fx import Graph, GraphModule
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
+from gemm_tuner.torch.inductor.graphs import ATEN
 from gemm_tuner.torch.operators import library
 
 _LOG = logging.getLogger(__name__)
@@ -178,11 +179,9 @@ def follow_frozen_weights(is_on: Callable[[], bool]) -> None:
         context = torch._guards.TracingContext.try_get()  # noqa: SLF001 - as freezing itself does
         if context is None or V.aot_compilation or not is_on():
             return freeze(module, inputs, **keywords)
-        if not _come_first(context, inputs, keywords["num_example_inputs"]):
-            _LOG.warning(
-                "a graph writes a tensor that shares memory with others, so no weight of it is a "
-                "constant, and its layers stay as they are; clone() the one that is a view."
-            )
+        why_none = _why_none_is_constant(module, context, inputs, keywords["num_example_inputs"])
+        if why_none:
+            _LOG.warning(why_none)
             note_varying(context.params_flat or ())  # which of them is not known here
             context.params_flat = []
             context.params_flat_unwrap_subclasses = []
@@ -227,6 +226,27 @@ def follow_frozen_weights(is_on: Callable[[], bool]) -> None:
     compile_fx.fw_compiler_freezing = fw_compiler_freezing
     freezing.replace_params_with_constants = replace_params_with_constants
     register_optimizer_step_post_hook(_disable_dynamo(_note_step))
+
+
+def _why_none_is_constant(
+    module: GraphModule,
+    context: Any,  # noqa: ANN401 - of PyTorch
+    inputs: Sequence[Any],
+    examples: int,
+) -> str:
+    """Return why no weight of a graph can be a constant, empty if they can."""
+    if not _come_first(context, inputs, examples):
+        return (
+            "a graph writes a tensor that shares memory with others, so no weight of it is a "
+            "constant, and its layers stay as they are; clone() the one that is a view."
+        )
+    convolutions = module.graph.find_nodes(op="call_function", target=ATEN.convolution.default)
+    if any(one.meta["val"].dtype is torch.float64 for one in convolutions):
+        return (
+            "a graph has a convolution in float64, which PyTorch cannot compile with constant "
+            "weights, so none of it is a constant, and its layers stay as they are."
+        )
+    return ""
 
 
 def _come_first(context: Any, inputs: Sequence[Any], others: int) -> bool:  # noqa: ANN401 - of PyTorch
