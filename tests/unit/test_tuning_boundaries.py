@@ -7,11 +7,13 @@ import pytest
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.tuning.ranges.boundaries import (
+    Piece,
     Shape,
     candidate_of,
     first_rows,
     price_of_losses,
     rows_between,
+    shapes_near,
     split,
 )
 
@@ -60,7 +62,48 @@ def test_each_kernel_gets_the_rows_where_it_loses_least() -> None:
         (64, 64, LARGE),
     ]
     # Between 1 and 4 is 2, between 16 and 64 is 32.
-    assert rows_between(pieces) == (2, 32)
+    assert rows_between(pieces, speeds) == (2, 32)
+
+
+@pytest.mark.parametrize(
+    ("of_middle", "of_small", "boundary"),
+    [(1.97, 1.0, 4), (1.97, 1.99, 15), (1.0, 1.97, 15), (1.0, 1.0, 8)],
+)
+def test_a_kernel_that_loses_little_beside_another_has_all_rows_between(
+    of_middle: float, of_small: float, boundary: int
+) -> None:
+    """Of the first it is the speed at 4 rows, of the other at 16."""
+    speeds = {
+        1: {SMALL: 2.0, MIDDLE: 1.0},
+        4: {SMALL: 2.0, MIDDLE: of_middle},
+        16: {SMALL: of_small, MIDDLE: 2.0},
+        64: {SMALL: 1.0, MIDDLE: 2.0},
+    }
+    pieces = split(speeds)
+
+    assert rows_between(pieces, speeds) == ((8,) if boundary == 8 else ())
+    assert candidate_of(pieces, Rows(low=1, high=64), speeds).below[0].rows == boundary
+
+
+@pytest.mark.parametrize(
+    ("m", "shapes"),
+    [
+        (1, [SMALL]),
+        (2, [SMALL, MIDDLE]),  # at the end of its piece
+        (3, [SMALL, MIDDLE]),  # between two
+        (4, [MIDDLE, SMALL]),
+        (8, [MIDDLE, SMALL]),  # the best of a neighbour
+        (32, [LARGE, MIDDLE, SMALL]),
+        (64, [LARGE]),
+    ],
+)
+def test_once_a_range_was_split_few_kernels_may_be_best_at_an_m(
+    m: int, shapes: list[Shape]
+) -> None:
+    pieces = (Piece(1, 2, SMALL), Piece(4, 16, MIDDLE), Piece(32, 64, LARGE))
+    best = {1: SMALL, 2: SMALL, 4: MIDDLE, 8: MIDDLE, 16: SMALL, 32: LARGE, 64: LARGE}
+
+    assert list(shapes_near(m, best, pieces)) == shapes
 
 
 def test_a_kernel_that_wins_less_than_it_is_worth_is_left_out() -> None:
@@ -103,13 +146,13 @@ def test_there_are_no_more_kernels_than_a_candidate_holds() -> None:
     pieces = split(speeds)
 
     assert len(pieces) == 8
-    assert candidate_of(pieces, Rows(low=0, high=11)).text.count(" | ") == 7
+    assert candidate_of(pieces, Rows(low=0, high=11), speeds).text.count(" | ") == 7
 
 
 def test_boundaries_lie_between_what_was_measured_and_blocks_hold_their_rows() -> None:
-    pieces = split({1: {SMALL: 2.0}, 9: {MIDDLE: 2.0}, 10: {LARGE: 2.0}})
+    speeds = {1: {SMALL: 2.0}, 9: {MIDDLE: 2.0}, 10: {LARGE: 2.0}}
 
-    candidate = candidate_of(pieces, Rows(low=1, high=20))
+    candidate = candidate_of(split(speeds), Rows(low=1, high=20), speeds)
 
     assert candidate.text == (
         "..3 avx2_f32_1x16 mc3_nc64_kc96 jc_ic_jr_ir | "
@@ -120,9 +163,9 @@ def test_boundaries_lie_between_what_was_measured_and_blocks_hold_their_rows() -
 
 
 def test_one_kernel_for_all_is_told_from_one_that_was_tuned_for_the_greatest_m() -> None:
-    pieces = split({1: {LARGE: 2.0}, 20: {LARGE: 2.0}})
+    speeds = {1: {LARGE: 2.0}, 20: {LARGE: 2.0}}
 
-    candidate = candidate_of(pieces, Rows(low=0, high=20))
+    candidate = candidate_of(split(speeds), Rows(low=0, high=20), speeds)
 
     assert candidate != LARGE.at(20)
     # There is one copy of its code all the same, that for the greatest m.

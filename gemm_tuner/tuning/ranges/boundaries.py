@@ -7,6 +7,7 @@ from math import floor, inf, isqrt, log2
 
 from gemm_tuner.domain.candidate import MOST_KERNELS, Candidate, UpTo
 from gemm_tuner.domain.rows import Rows
+from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.tile import round_up
 
 _MOST_FIRST = 14
@@ -75,13 +76,46 @@ def price_of_losses(losses: Collection[float]) -> float:
     return sum(losses) / len(losses) + max(losses)
 
 
-def rows_between(pieces: Sequence[Piece]) -> tuple[int, ...]:
-    """Return the m to measure next: one between each two kernels that are not near yet."""
+def rows_between(pieces: Sequence[Piece], speeds: Speeds) -> tuple[int, ...]:
+    """Return the m to measure next: one between each two kernels that are not near yet.
+
+    None is needed where one of them loses little at the nearest m of the other: it takes all m
+    between.
+    """
     return tuple(
         max(piece.high + 1, isqrt(piece.high * after.low))
         for piece, after in pairwise(pieces)
-        if after.low > piece.high + 1 and after.low > _NEAR * piece.high
+        if after.low > piece.high + 1
+        and after.low > _NEAR * piece.high
+        and min(_losses_beyond(piece, after, speeds)) > MAX_LOSS
     )
+
+
+def shapes_near(m: int, best: Mapping[int, Shape], pieces: Sequence[Piece]) -> tuple[Shape, ...]:
+    """Return the kernels that may be best at an m, once the range was split: few of all.
+
+    They are those of the pieces that it lies in, at the end of, or between, which come first, and
+    the best of this m and of those next to it.
+    """
+    below = [piece for piece in pieces if piece.low <= m]
+    above = [piece for piece in pieces if piece.high >= m]
+    beside = [*below[-1:], *above[:1]]
+    beside += [piece for piece in below[-2:-1] if m == below[-1].low]
+    beside += [piece for piece in above[1:2] if m == above[0].high]
+    rows = sorted({m, *best})
+    place = rows.index(m)
+    around = [best[one] for one in rows[max(0, place - 1) : place + 2] if one in best]
+    return tuple(dict.fromkeys([*(piece.shape for piece in beside), *around]))
+
+
+def _losses_beyond(piece: Piece, after: Piece, speeds: Speeds) -> tuple[float, float]:
+    """Return what the later of two kernels loses at the last m of the earlier, and vice versa."""
+    return _loss(after.shape, speeds[piece.high]), _loss(piece.shape, speeds[after.low])
+
+
+def _loss(shape: Shape, speeds: Mapping[Shape, float]) -> float:
+    """Return the share of the greatest speed at an m that a kernel loses, all if it is unknown."""
+    return 1.0 - speeds.get(shape, 0.0) / max(speeds.values())
 
 
 def split(speeds: Speeds) -> tuple[Piece, ...]:
@@ -114,28 +148,35 @@ def _least_loss(speeds: Speeds, rows: Sequence[int]) -> tuple[float, Shape]:
     shapes = dict.fromkeys(shape for m in rows for shape in speeds[m])
 
     def loss(shape: Shape) -> float:
-        return sum(
-            1.0 - speeds[m][shape] / max(speeds[m].values()) if shape in speeds[m] else inf
-            for m in rows
-        )
+        return sum(_loss(shape, speeds[m]) if shape in speeds[m] else inf for m in rows)
 
     least = min(shapes, key=lambda shape: (loss(shape), shape.candidate.text))
     return loss(least), least
 
 
-def candidate_of(pieces: Sequence[Piece], rows: Rows) -> Candidate:
-    """Return the candidate for a range of m, with boundaries in the middle between measured m.
+def candidate_of(pieces: Sequence[Piece], rows: Rows, speeds: Speeds) -> Candidate:
+    """Return the candidate for a range of m, of pieces that were chosen by some speeds.
 
     Where one kernel is the best for all, it has a boundary too: so a candidate for a range that was
     measured all over is never one that was tuned for the greatest m alone.
     """
     last = pieces[-1].shape.at(rows.high)
     boundaries = [
-        (max(piece.high, isqrt(piece.high * after.low)), piece.shape)
-        for piece, after in pairwise(pieces)
+        (_boundary(piece, after, speeds), piece.shape) for piece, after in pairwise(pieces)
     ]
     below = [UpTo(rows=boundary, kernel=shape.at(boundary)) for boundary, shape in boundaries]
     return replace(last, below=tuple(below) or (UpTo(rows=max(1, rows.low), kernel=last),))
+
+
+def _boundary(piece: Piece, after: Piece, speeds: Speeds) -> int:
+    """Return the last m of a piece: in the middle between two that were measured.
+
+    A kernel that loses little at the nearest m of the other takes all m between.
+    """
+    of_later, of_earlier = _losses_beyond(piece, after, speeds)
+    if min(of_later, of_earlier) <= MAX_LOSS:
+        return piece.high if of_later <= of_earlier else after.low - 1
+    return max(piece.high, isqrt(piece.high * after.low))
 
 
 def _with_block(candidate: Candidate, rows: int) -> Candidate:

@@ -1,8 +1,9 @@
 """A range of m as one library: a few kernels over one packed copy, split where measurements say."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from math import ceil
 from time import monotonic
 
 from gemm_tuner.derive import is_believed
@@ -27,17 +28,20 @@ from gemm_tuner.tuning.race import find_race
 from gemm_tuner.tuning.ranges.boundaries import (
     Piece,
     Shape,
+    Speeds,
     can_be_split,
     candidate_of,
     first_rows,
     rows_between,
+    shapes_near,
     split,
 )
 from gemm_tuner.tuning.ranges.range_search import Format, RangeSearch
 from gemm_tuner.tuning.sampling import how_to_confirm, how_to_end
 from gemm_tuner.tuning.settings import SweepSettings
 
-MOST_ROWS = 24
+# As many m between those that are measured first, over these.
+_MORE_ROWS = 0.5
 # A kernel of another m is timed at an m unless the model expects so many times the least time.
 _SLOWER_AT_MOST = 1.5
 _CONFIRMED_AT_MOST = 3
@@ -106,6 +110,9 @@ class _Splitting:
     is_stopped: Callable[[], bool]
     search: RangeSearch = field(init=False)
     comparing_s: float = _COMPARING_S
+    # The format in which kernels were compared last, and the speeds at each m, of the same rounds.
+    compared_in: Format | None = None
+    compared: dict[int, Mapping[Candidate, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.search = RangeSearch(
@@ -120,20 +127,23 @@ class _Splitting:
 
     def run(self) -> SplitRange:
         rows: Sequence[int] = first_rows(self.problem.m)
+        most = ceil((1 + _MORE_ROWS) * len(rows))
         search = self.search
         search.tune_alone(rows)
         pieces: tuple[Piece, ...] = ()
+        speeds: Speeds = {}
         while rows:
             search.explore_formats(rows)
             # What is measured between two m may speak for another format than these did.
             wanted, like = search.best_format()
             search.search_format(like)
-            pieces = self._split(wanted)
-            between = [one for one in rows_between(pieces) if one not in self.alone]
-            rows = between[: max(0, MOST_ROWS - len(self.alone))]
+            speeds = self._compare(wanted, pieces)
+            pieces = split(speeds)
+            between = [one for one in rows_between(pieces, speeds) if one not in self.alone]
+            rows = between[: max(0, most - len(self.alone))]
             search.tune_alone(rows)
         search.renew_alone()
-        trial = self._confirm(candidate_of(pieces, self.problem.m))
+        trial = self._confirm(candidate_of(pieces, self.problem.m, speeds))
         return SplitRange(
             trial=trial,
             measured=tuple(
@@ -165,47 +175,71 @@ class _Splitting:
         comparing_s = (2 * count + 1) * self.comparing_s
         self.on_progress(replace(step, remaining_s=step.remaining_s + comparing_s))
 
-    def _split(self, wanted: Format) -> tuple[Piece, ...]:
-        """Time the best kernel of each m at every other one, and split the range by that."""
+    def _compare(self, wanted: Format, before: Sequence[Piece]) -> Speeds:
+        """Time kernels in a format at each m, and return their speeds there.
+
+        At first, they are the best of all m. Once the range was split in the format, `before`, they
+        are those that may be best there.
+        """
         timed = {m: self.search.in_format(m, wanted) for m in self.alone}
-        pool = dict.fromkeys(
-            Shape.of(max(speeds, key=lambda one: speeds[one]), m)
+        best = {
+            m: Shape.of(max(speeds, key=lambda one: speeds[one]), m)
             for m, speeds in sorted(timed.items())
             if speeds
-        )
-        if not pool:
+        }
+        if not best:
             raise TrialFailed(
                 f"no kernel of {self.problem.text!r} was timed in a format for all m; give more "
                 "--budget."
             )
-        for place, m in enumerate(self.alone):
-            at_m = [shape.at(m) for shape in pool]
-            # Each m is compared once more, at last.
-            self._time_at(m, at_m, timed[m], left=2 * len(self.alone) - place)
+        if wanted != self.compared_in:
+            self.compared_in, before = wanted, ()
+            self.compared.clear()
+        of_pieces = [piece.shape for piece in before]
         speeds: dict[int, Mapping[Shape, float]] = {}
-        for m in self.alone:
-            found = self.search.in_format(m, wanted)
-            speeds[m] = {shape: found[one] for shape in pool if (one := shape.at(m)) in found}
-        return split({m: of_pool for m, of_pool in speeds.items() if of_pool})
+        for place, m in enumerate(self.alone):
+            shapes = shapes_near(m, best, before) if before else (*dict.fromkeys(best.values()),)
+            known = self.compared.get(m) or timed[m]
+            certain = {shape.at(m) for shape in shapes if shape in of_pieces}
+            # Each m is compared once more, at last.
+            left = 2 * len(self.alone) - place
+            found = self._time_at(m, [shape.at(m) for shape in shapes], certain, known, left=left)
+            self.compared[m] = found
+            every = dict.fromkeys([*best.values(), *of_pieces])
+            speeds[m] = {shape: found[one] for shape in every if (one := shape.at(m)) in found}
+        return {m: of_shapes for m, of_shapes in speeds.items() if of_shapes}
 
     def _time_at(
-        self, m: int, pool: Sequence[Candidate], known: Mapping[Candidate, float], *, left: int
-    ) -> None:
-        """Time some kernels at an m together, beside the best that was, unless each was timed."""
+        self,
+        m: int,
+        pool: Sequence[Candidate],
+        certain: Collection[Candidate],
+        known: Mapping[Candidate, float],
+        *,
+        left: int,
+    ) -> Mapping[Candidate, float]:
+        """Return the speeds of some kernels at an m, and of the best that was known.
+
+        They are timed together unless each was. Those that the model expects to be slow are left
+        out, unless they are `certain`.
+        """
         problem = at_rows(self.problem, m)
         cycles = {
             one: predict_cycles(problem, one, family_named(one.micro_kernel.family), self.cpu)
             for one in pool
         }
         most = _SLOWER_AT_MOST * min(cycles.values())
-        near = [one for one in pool if cycles[one] <= most]
+        near = [one for one in pool if cycles[one] <= most or one in certain]
         if known.keys() >= set(near):
-            return
+            return known
         best = [max(known, key=lambda one: known[one])] if known else []
         together = [*dict.fromkeys([*near, *best])]
         self._tell(f"m = {m}, comparing kernels", left=left)
         with self._attempts(problem, together) as attempts:
             self._time(attempts, together)
+        assert self.compared_in is not None
+        found = self.search.in_format(m, self.compared_in)
+        return {one: found[one] for one in together if one in found}
 
     def _confirm(self, candidate: Candidate) -> Trial:
         """Return the trial that confirmed a candidate for the whole range, made if there is none.
