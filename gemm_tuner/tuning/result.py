@@ -72,7 +72,7 @@ def make_result(
             trials, problem=problem, cpu_key=cpu.exact_key, context=context, complete=complete
         ),
         finalists=tuple(finals.values()),
-        together=_last_timed_together(
+        together=last_timed_together(
             [trial for trial in trials if outcomes[trial.candidate] is Outcome.CORRECT]
         ),
         tried=len(tried),
@@ -82,7 +82,7 @@ def make_result(
     )
 
 
-def _last_timed_together(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+def last_timed_together(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     """Return the last trials that had the same rounds, or the last confirmation without any.
 
     They have the same samples of the baseline, as far as they took part.

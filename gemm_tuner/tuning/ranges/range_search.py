@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 
 from gemm_tuner.derive import derive_verdict, is_believed
 from gemm_tuner.domain.candidate import Candidate
@@ -29,6 +30,7 @@ from gemm_tuner.tuning.ranges.formats import (
     timed_formats,
 )
 from gemm_tuner.tuning.ranges.range_budget import Budgets
+from gemm_tuner.tuning.result import last_timed_together
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep import sweep
 
@@ -268,11 +270,9 @@ class RangeSearch:
 
     def in_format(self, m: int, wanted: Format) -> dict[Candidate, float]:
         """Return the speeds that were measured carefully at an m, of kernels in the format."""
-        return {
-            candidate: speed
-            for candidate, speed in _speeds_of(self._careful(m)).items()
-            if self._format(candidate) == wanted
-        }
+        return _speeds_of(
+            [one for one in self._careful(m) if self._format(one.candidate) == wanted]
+        )
 
     def _careful(self, m: int) -> list[Trial]:
         """Return what was timed carefully at an m, and may be believed if anything may."""
@@ -285,10 +285,21 @@ class RangeSearch:
 def _speeds_of(trials: Sequence[Trial]) -> dict[Candidate, float]:
     """Return speeds that can be compared, of each candidate what was timed last.
 
-    What was compared last at an m was timed in the same rounds.
+    What was timed together last is compared by its ratios to the baseline in the same rounds. The
+    fastest samples, which compare different rounds, may be of moments when memory was faster.
     """
-    return {
+    speeds = {
         trial.candidate: trial.measurement.comparable_speed
         for trial in trials
         if trial.measurement is not None
     }
+    ratios = {
+        trial.candidate: geometric_mean(one.ratio.median for one in trial.measurement.processes)
+        for trial in last_timed_together(trials)
+        if trial.measurement is not None
+    }
+    if len(ratios) > 1:
+        fastest = max(ratios, key=lambda one: ratios[one])
+        unit = speeds[fastest] / ratios[fastest]
+        speeds |= {candidate: unit * ratio for candidate, ratio in ratios.items()}
+    return speeds
