@@ -16,11 +16,27 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import gemm_tuner.torch
 
 
+def count(text: str) -> int:
+    """Return a number of at least one."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def whole_heads(text: str) -> int:
+    """Return a width of whole heads, which have 64 elements."""
+    number = count(text)
+    if number % 64:
+        raise argparse.ArgumentTypeError(f"{number} is no multiple of 64")
+    return number
+
+
 def build(layers: int, width: int, weights: str) -> LlamaForCausalLM:
     """Return a model of Llama's kind in bfloat16, with weights of integers if these are wanted."""
     config = LlamaConfig(
         hidden_size=width,
-        intermediate_size=11 * width // 4,
+        intermediate_size=-(-11 * width // 512) * 128,
         num_hidden_layers=layers,
         num_attention_heads=width // 64,
         num_key_value_heads=max(1, width // 512),
@@ -36,7 +52,8 @@ def build(layers: int, width: int, weights: str) -> LlamaForCausalLM:
         )
         from torchao.quantization import quantize_  # noqa: PLC0415
 
-        quantize_(model, PrototypeInt4WeightOnlyConfig(group_size=min(128, width)))
+        group = 128 if width % 128 == 0 else 64
+        quantize_(model, PrototypeInt4WeightOnlyConfig(group_size=group))
     return model
 
 
@@ -55,19 +72,19 @@ def times_of(model: LlamaForCausalLM, prompt: torch.Tensor, tokens: int) -> tupl
                 pad_token_id=0,
             )
         taken.append(perf_counter() - begin)
-    return taken[0], (taken[1] - taken[0]) / tokens
+    return taken[0], (taken[1] - taken[0]) / tokens  # below 0 if the machine was disturbed
 
 
 def main() -> None:
     """Tune the layers of a model, then let it generate beside a copy without kernels."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--weights", choices=("bf16", "int8", "int4"), default="bf16")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--width", type=int, default=2048, help="a multiple of 64")
-    parser.add_argument("--prompt", type=int, default=64, help="tokens")
-    parser.add_argument("--tokens", type=int, default=32, help="that are generated")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--layers", type=count, default=8)
+    parser.add_argument("--width", type=whole_heads, default=2048, help="a multiple of 64")
+    parser.add_argument("--prompt", type=count, default=64, help="tokens")
+    parser.add_argument("--tokens", type=count, default=32, help="that are generated")
+    parser.add_argument("--threads", type=count, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--tune", choices=("wait", "never"), default="wait")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds to tune a layer")
     args = parser.parse_args()

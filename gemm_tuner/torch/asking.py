@@ -1,5 +1,6 @@
 """What PyTorch computes with, and how what is asked for is called in words."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,22 @@ import torch
 
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.operation import Operation
+from gemm_tuner.domain.rows import Rows
+from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct
+
+
+def check_rows(name: str, rows: Collection[int | str]) -> None:
+    """Check the numbers of rows that kernels are asked for, such as `[1, "2..64"]`.
+
+    Raises:
+        InvalidProblem: one is neither a number nor a range.
+        InvalidSetting: `rows` is no list.
+    """
+    if isinstance(rows, str | int):
+        raise InvalidSetting(f"{name} is {rows!r}; give a list, [{rows!r}].")
+    for one in rows:
+        Rows.parse(str(one))
 
 
 def libraries_of_pytorch(dtype: str) -> tuple[str, ...]:

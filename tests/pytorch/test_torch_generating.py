@@ -58,6 +58,31 @@ def test_a_model_generates_the_same_text_for_prompts_of_any_length() -> None:
     assert [_text(tuned, prompt) for prompt in prompts] == texts
 
 
+def test_what_gpt2_has_for_linear_layers_has_a_line() -> None:
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=50)
+    )
+
+    report = gt.replace(model.eval(), rows=[1], source=Kernels())
+
+    assert [one.name for one in report.taken] == ["lm_head"]
+    assert {one.problem for one in report.left} == {"Conv1D"}
+    assert len(report.left) == 4
+    assert "enable takes it" in report.left[0].reason
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--tokens", "0"), ("--rounds", "-3"), ("--width", "65"), ("--layers", "x")]
+)
+def test_the_example_refuses_what_it_cannot_do(wrong: tuple[str, str]) -> None:
+    told = subprocess.run(
+        [sys.executable, EXAMPLE, *wrong], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert told.returncode == 2
+    assert f"argument {wrong[0]}" in told.stderr
+
+
 def test_the_example_generates_and_says_how_fast(data_directory: Path) -> None:
     told = subprocess.run(
         [sys.executable, EXAMPLE, *SMALL, "--tune", "never"],

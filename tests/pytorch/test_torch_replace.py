@@ -13,7 +13,7 @@ from samples import make_artifact, make_disturbed_trial
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.errors import InvalidSetting, StoreFailed
+from gemm_tuner.errors import GemmTunerError, InvalidSetting, StoreFailed
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
@@ -116,6 +116,21 @@ def test_what_pytorch_would_compute_in_its_own_order_is_refused() -> None:
                 pytest.fail(f"{name}: {model(given).shape}")
     for model, given in (*calls.values(), (layer, x.clone().requires_grad_())):
         assert model(given).requires_grad  # what is recorded takes the ordinary way
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ("2..16", r"rows is '2..16'; give a list, \['2..16'\]"),
+        (8, r"rows is 8; give a list, \[8\]"),
+        ([], "rows is empty"),
+        ([1, "16..2"], "m = 16..2 is an empty range"),
+        ([1.5], "m = '1.5' is not understood"),
+    ],
+)
+def test_rows_that_are_none_are_refused(rows: object, told: str) -> None:
+    with pytest.raises(GemmTunerError, match=told):
+        gt.replace(sample_model(), rows=rows, source=Kernels())
 
 
 def test_a_reduction_that_is_none_is_refused() -> None:

@@ -237,3 +237,20 @@ def test_a_layer_whose_kernels_are_not_found_again_says_so(
 
     [warning] = caplog.records
     assert "nothing was tuned for it." in warning.getMessage()
+
+
+def test_weights_that_were_cast_are_told_and_taken_by_another_replace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layer = tuned_layer().to(torch.bfloat16)
+    tuned_linear._warn.cache_clear()
+    x = sample_x().to(torch.bfloat16)
+
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        for _ in range(3):
+            check(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+    [told] = caplog.messages
+    assert "its weights are torch.bfloat16 now, and its kernels are for f32" in told
+    assert "replace again" in told
+    assert gt.replace(layer, x, source=Kernels()).taken

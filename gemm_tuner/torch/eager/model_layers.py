@@ -22,6 +22,9 @@ _BYPASSING: tuple[Any, ...] = (torch.nn.TransformerEncoderLayer, torch.nn.Multih
 # They compute their products in an operator of PyTorch, from weights of several layers.
 _RECURRENT: tuple[Any, ...] = (torch.nn.RNNBase, torch.nn.RNNCellBase)
 _IN_OPERATOR = "its products are computed inside of PyTorch's operator, which is not replaced"
+# What GPT-2 has for linear layers.
+_CONV1D = "transformers.pytorch_utils", "Conv1D"
+_NO_LINEAR = "only torch.nn.Linear is replaced; gemm_tuner.torch.enable takes it, too"
 
 _COMPILED = (
     "it is in a module that torch.compile has compiled, which calls no layer; use "
@@ -83,8 +86,8 @@ class ModelLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RecurrentLayer(ModelLayer):
-    """An LSTM, a GRU or another recurrent module, which stays as it is."""
+class OtherLayer(ModelLayer):
+    """A module with products of its own, such as an LSTM, which stays as it is."""
 
     @property
     def wanted(self) -> WantedLayer | None:
@@ -107,7 +110,8 @@ def model_layers(
 ) -> list[ModelLayer]:
     """Return the linear layers of a model, with the `rows` that are given, or that calls show.
 
-    Recurrent modules are among them. The calls are made inside `around`.
+    Recurrent modules, and what GPT-2 has for linear layers, are among them. The calls are made
+    inside `around`.
     """
     compiled = compiled_in(model)
     modules = {
@@ -125,8 +129,8 @@ def model_layers(
     found: list[ModelLayer] = []
     for name, module in model.named_modules():
         own = seen.get(name, ())
-        if isinstance(module, _RECURRENT):
-            found.append(RecurrentLayer(name=name, module=module, rows=(), why_left=_IN_OPERATOR))
+        if why_other := _why_other(module):
+            found.append(OtherLayer(name=name, module=module, rows=(), why_left=why_other))
         elif name in modules:
             left = _COMPILED if id(module) in compiled else None
             why = left or _why_left(module, own, is_bypassed=name in bypassed)
@@ -134,6 +138,14 @@ def model_layers(
                 ModelLayer(name=name, module=module, rows=own, why_left=why, reduction=reduction)
             )
     return found
+
+
+def _why_other(module: Any) -> str | None:  # noqa: ANN401 - a module
+    """Return why a module with products stays as it is, where it is no linear layer."""
+    if isinstance(module, _RECURRENT):
+        return _IN_OPERATOR
+    kind = type(module)
+    return _NO_LINEAR if (kind.__module__, kind.__name__) == _CONV1D else None
 
 
 def _bypassed(model: Any, modules: Mapping[str, Any]) -> frozenset[str]:  # noqa: ANN401 - a module

@@ -21,7 +21,7 @@ from gemm_tuner.layers.sources import (
     tune_or_tell,
 )
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
-from gemm_tuner.torch.asking import problem_text, without_old_kernels
+from gemm_tuner.torch.asking import check_rows, problem_text, without_old_kernels
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.eager.integer_weights import is_of_torchao
 from gemm_tuner.torch.eager.model_layers import ModelLayer, Rows, model_layers
@@ -90,6 +90,10 @@ def replace(
         raise InvalidSetting(f"reduction = {reduction!r} is not known; use 'any' or 'fixed'.")
     if (example_inputs is None) == (rows is None):
         raise InvalidSetting("give either example_inputs or rows, so that m is known.")
+    if rows is not None:
+        check_rows("rows", rows)
+        if not rows:
+            raise InvalidSetting("rows is empty; give the numbers of rows, such as [1, '2..64'].")
     library()
     opened = within(open_source(source, may_tune=True), total_budget_s)
     hold_all_weights(model)

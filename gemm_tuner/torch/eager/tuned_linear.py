@@ -270,11 +270,25 @@ class PackedLayer:
             or TYPES.get(weight.dtype) != layer.problem.types.text
             or not weight.is_cpu
         ):
+            self._tell_of_other_weights(weight)
             return None
         _follow_optimizers()
         with torch.no_grad():
             packed = torch.ops.gemm_tuner.pack(weight.detach(), layer.packed_bytes, layer.number)
         return packed, layer.number
+
+    def _tell_of_other_weights(self, weight: Any) -> None:  # noqa: ANN401 - a tensor
+        """Warn of weights that were cast or quantised since: no kernel reads them."""
+        kind = type(weight)
+        is_quantised = kind is not torch.nn.Parameter and kind is not torch.Tensor
+        is_alike = TYPES.get(weight.dtype) == self.wanted.dtype
+        if self.layer is None or (is_alike and not is_quantised):
+            return
+        what = f"a {kind.__name__}" if is_quantised else str(weight.dtype)
+        _warn(
+            f"its weights are {what} now, and its kernels are for {self.wanted.dtype}. Call "
+            "gemm_tuner.torch.replace again."
+        )
 
     def _use(self, layer: OperatorLayer | None) -> None:
         self.layer = layer
@@ -301,7 +315,7 @@ class PackedLayer:
 
 @cache
 def _warn(reason: str) -> None:
-    """Warn of layers that were loaded and have no kernel, once for each reason."""
+    """Warn of layers that have no kernel any more, once for each reason."""
     _LOG.warning("A layer computes as it would without gemm-tuner: %s", reason)
 
 

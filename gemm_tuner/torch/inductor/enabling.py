@@ -10,6 +10,7 @@ from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.limited import within
 from gemm_tuner.layers.sources import AnySource, Tune, check_tuning, open_source
+from gemm_tuner.torch.asking import check_rows
 from gemm_tuner.torch.inductor.compiling import TunedLinears
 from gemm_tuner.torch.inductor.frozen_weights import follow_frozen_weights
 
@@ -50,10 +51,7 @@ def enable(
         GemmTunerError: the source cannot be opened, or the operators cannot be built.
     """
     budget_s = check_tuning(tune, budget_s)
-    if isinstance(dynamic_rows, str):
-        raise InvalidSetting(f"dynamic_rows is {dynamic_rows!r}; give a list, [{dynamic_rows!r}].")
-    for rows in dynamic_rows:
-        Rows.parse(str(rows))
+    check_rows("dynamic_rows", dynamic_rows)
     keys = _range_of_keys(dynamic_keys)
     before = config.joint_custom_pre_pass
     if before is not None and not isinstance(before, TunedLinears):
