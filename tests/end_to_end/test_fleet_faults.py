@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from certificates import make_identity
 from fleet_parts import FleetParts, Part
 from postgres import PostgresServer, find_programs, postgres_server
 
+from gemm_tuner.derive import is_believed
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.job import Job, JobState
 from gemm_tuner.domain.problem import Problem
@@ -35,6 +36,7 @@ from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.store.wire.record import WireCpu
 from gemm_tuner.tuning.result import last_final
+from gemm_tuner.tuning.sampling import is_slower_than_before
 
 pytestmark = [
     pytest.mark.proof,
@@ -239,16 +241,31 @@ def test_each_job_ends_and_no_trial_is_measured_twice(
 def check_trials(job: Job, repository: Repository, told: str) -> None:
     """Check that nothing was proved or timed twice in a stage, and that a winner was confirmed.
 
-    There is one final at most, in which all finalists share the samples of the baseline.
+    There is one final at most, in which all finalists share the samples of the baseline. What other
+    work has disturbed is timed once more, by the rules of a sweep, and does not count.
     """
     problem = Problem.parse(job.problem.text)
-    trials = repository.trials(problem=problem, class_key=job.class_key)
-    made = Counter(
-        (one.candidate.text, "timed" if one.measurement else "proved", one.stage.value)
-        for one in trials
-    )
+    found = repository.trials(problem=problem, class_key=job.class_key)
+    trials = [
+        one
+        for place, one in enumerate(found)
+        if not _is_timed_again(one, found[:place], found[place + 1 :])
+    ]
+    made = Counter(map(_what, trials))
     again = {what: times for what, times in made.items() if times > 1}
     assert not again, f"{job.problem.text}: {again}\n{told}"
     finalists = [one for one in trials if one.stage is Stage.FINAL]
     assert set(last_final(trials)) == set(finalists), f"{job.problem.text}: {finalists}\n{told}"
     assert any(one.stage is Stage.CONFIRM for one in trials), job.detail
+
+
+def _what(one: Trial) -> tuple[str, str, str]:
+    return one.candidate.text, "timed" if one.measurement else "proved", one.stage.value
+
+
+def _is_timed_again(one: Trial, before: Sequence[Trial], after: Sequence[Trial]) -> bool:
+    """Return whether a final or confirmation was disturbed, or slower than before, and repeated."""
+    if one.measurement is None or one.stage is Stage.RACE:
+        return False
+    is_disturbed = not is_believed(one) or is_slower_than_before([one], before)
+    return is_disturbed and _what(one) in map(_what, after)
