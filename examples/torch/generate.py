@@ -60,14 +60,14 @@ def build(layers: int, width: int, weights: str) -> LlamaForCausalLM:
 def times_of(model: LlamaForCausalLM, prompt: torch.Tensor, tokens: int) -> tuple[float, float]:
     """Return the seconds to read a prompt, and for each token after it."""
     taken = []
-    for count in (1, 1 + tokens):
+    for new in (1, 1 + tokens):
         begin = perf_counter()
         with torch.no_grad():
             model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
-                min_new_tokens=count,
-                max_new_tokens=count,
+                min_new_tokens=new,
+                max_new_tokens=new,
                 do_sample=False,
                 pad_token_id=0,
             )

@@ -254,8 +254,8 @@ class ContextSweep:
             self._are_confirmed = are_confirmed_at_once(
                 len(candidates), call_s=self._call_s, threads=self.context.threads
             )
-            how = how_to_confirm(self._call_s, 1) if self._are_confirmed else None
-            self._in_final = self._time(candidates, how or how_to_end(self._call_s))
+            confirming, ending = how_to_confirm(self._call_s, 1), how_to_end(self._call_s)
+            self._in_final = self._time(candidates, confirming if self._are_confirmed else ending)
         else:
             self._time(candidates, RACE.with_samples(sample_factor))
 
