@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree
 
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.torch.linear_modules import is_linear
 
 _MOST_MODELS = 16
 _MOST_CALLS = 8  # of one model, that differ in shapes
@@ -205,7 +206,7 @@ class Capturing:
             self.compiled[type(own).__name__] = None
             return None
         if id(module) not in self.models:
-            if not any(isinstance(one, torch.nn.Linear) for one in module.modules()):
+            if not any(map(is_linear, module.modules())):
                 return None
             if len(self.models) == _MOST_MODELS:
                 self._dropped.add(id(module))

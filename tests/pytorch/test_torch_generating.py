@@ -58,17 +58,20 @@ def test_a_model_generates_the_same_text_for_prompts_of_any_length() -> None:
     assert [_text(tuned, prompt) for prompt in prompts] == texts
 
 
-def test_what_gpt2_has_for_linear_layers_has_a_line() -> None:
-    model = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=50)
+def test_gpt2_generates_the_same_text() -> None:
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=64, n_head=2, vocab_size=50, eos_token_id=None, bos_token_id=0
     )
+    plain = transformers.GPT2LMHeadModel(config).eval()
+    tuned = copy.deepcopy(plain)
 
-    report = gt.replace(model.eval(), rows=[1], source=Kernels())
+    report = gt.replace(tuned, rows=[1, "2..16"], source=Kernels())
 
-    assert [one.name for one in report.taken] == ["lm_head"]
-    assert {one.problem for one in report.left} == {"Conv1D"}
-    assert len(report.left) == 4
-    assert "enable takes it" in report.left[0].reason
+    assert len(report.taken) == 9  # four in each layer, and the words
+    prompts = [torch.randint(50, (1, length)) for length in (1, 13)]
+    texts = [_text(plain, prompt) for prompt in prompts]
+    assert [_text(tuned, prompt) for prompt in prompts] == texts
 
 
 @pytest.mark.parametrize(

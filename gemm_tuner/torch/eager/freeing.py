@@ -11,8 +11,8 @@ from gemm_tuner.domain.units import bytes_text, counted
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.torch.calls import compiled_in
 from gemm_tuner.torch.eager.integer_weights import is_of_torchao
-from gemm_tuner.torch.eager.packed_linear import PackedLinear, free_layer
-from gemm_tuner.torch.eager.tuned_linear import TunedLinear
+from gemm_tuner.torch.eager.packed_linear import free_layer
+from gemm_tuner.torch.eager.tuned_linear import TunedModule
 
 _COMPILED = "it is in a module that torch.compile has compiled, which calls no kernel of it"
 
@@ -63,9 +63,9 @@ def free_weights(model: Any) -> Freed:  # noqa: ANN401 - a module
     freed: list[tuple[str, int, int]] = []
     left: dict[str, str] = {}
     for name, module in model.named_modules():
-        if not isinstance(module, TunedLinear):
+        if not isinstance(module, TunedModule):
             continue
-        weight = module._parameters.get("weight")  # noqa: SLF001 - as TunedLinear reads it
+        weight = module._parameters.get("weight")  # noqa: SLF001 - as TunedModule reads it
         if id(module) in compiled:
             left[name] = _COMPILED
             continue
@@ -113,6 +113,6 @@ def _why_kept(weight: Any, holders: Mapping[int, int]) -> str | None:  # noqa: A
     return None
 
 
-def _packed_bytes(module: PackedLinear) -> int:
+def _packed_bytes(module: Any) -> int:  # noqa: ANN401 - a module
     size: int = module._held.packed.nbytes  # noqa: SLF001 - of this package
     return size

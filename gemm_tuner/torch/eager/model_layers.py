@@ -11,8 +11,10 @@ from torch.nn.utils import parametrize
 from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.torch.calls import Call, compiled_in
 from gemm_tuner.torch.eager.integer_weights import integers_of, is_of_torchao, why_not_read
+from gemm_tuner.torch.eager.tuned_conv1d import conv1d_classes
 from gemm_tuner.torch.eager.tuned_linear import TunedLinear
 from gemm_tuner.torch.eager.weight_only_linear import WeightOnlyLinear
+from gemm_tuner.torch.linear_modules import is_conv1d, is_linear, sizes_of
 from gemm_tuner.torch.operators import TYPES
 from gemm_tuner.torch.report import LayerReport
 
@@ -22,9 +24,6 @@ _BYPASSING: tuple[Any, ...] = (torch.nn.TransformerEncoderLayer, torch.nn.Multih
 # They compute their products in an operator of PyTorch, from weights of several layers.
 _RECURRENT: tuple[Any, ...] = (torch.nn.RNNBase, torch.nn.RNNCellBase)
 _IN_OPERATOR = "its products are computed inside of PyTorch's operator, which is not replaced"
-# What GPT-2 has for linear layers.
-_CONV1D = "transformers.pytorch_utils", "Conv1D"
-_NO_LINEAR = "only torch.nn.Linear is replaced; gemm_tuner.torch.enable takes it, too"
 
 _COMPILED = (
     "it is in a module that torch.compile has compiled, which calls no layer; use "
@@ -54,9 +53,10 @@ class ModelLayer:
             return None
         weight = self.module.weight
         integers = integers_of(weight)
+        n, k = sizes_of(self.module)
         return WantedLayer(
-            n=self.module.out_features,
-            k=self.module.in_features,
+            n=n,
+            k=k,
             rows=self.rows,
             dtype=TYPES[weight.dtype] if integers is None else integers.types,
             epilogue="none" if self.module.bias is None else "bias",
@@ -74,7 +74,8 @@ class ModelLayer:
         shown = ",".join(str(one) for one in self.rows) or "?"
         bias = "" if self.module.bias is None else " bias"
         fixed = "" if self.reduction == "any" else f" {self.reduction}"
-        sizes = f"{shown}x{self.module.out_features}x{self.module.in_features}"
+        n, k = sizes_of(self.module)
+        sizes = f"{shown}x{n}x{k}"
         layout = f" {integers.w_layout}" if integers else ""
         return f"{dtype} {sizes}{layout}{bias}{fixed}"
 
@@ -110,15 +111,10 @@ def model_layers(
 ) -> list[ModelLayer]:
     """Return the linear layers of a model, with the `rows` that are given, or that calls show.
 
-    Recurrent modules, and what GPT-2 has for linear layers, are among them. The calls are made
-    inside `around`.
+    Recurrent modules are among them, and stay as they are. The calls are made inside `around`.
     """
     compiled = compiled_in(model)
-    modules = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
+    modules = {name: module for name, module in model.named_modules() if is_linear(module)}
     watched = {name: one for name, one in modules.items() if id(one) not in compiled}
     seen: Mapping[str, tuple[int | str, ...]] = (
         {name: tuple(rows) for name in modules}
@@ -129,8 +125,8 @@ def model_layers(
     found: list[ModelLayer] = []
     for name, module in model.named_modules():
         own = seen.get(name, ())
-        if why_other := _why_other(module):
-            found.append(OtherLayer(name=name, module=module, rows=(), why_left=why_other))
+        if isinstance(module, _RECURRENT):
+            found.append(OtherLayer(name=name, module=module, rows=(), why_left=_IN_OPERATOR))
         elif name in modules:
             left = _COMPILED if id(module) in compiled else None
             why = left or _why_left(module, own, is_bypassed=name in bypassed)
@@ -138,14 +134,6 @@ def model_layers(
                 ModelLayer(name=name, module=module, rows=own, why_left=why, reduction=reduction)
             )
     return found
-
-
-def _why_other(module: Any) -> str | None:  # noqa: ANN401 - a module
-    """Return why a module with products stays as it is, where it is no linear layer."""
-    if isinstance(module, _RECURRENT):
-        return _IN_OPERATOR
-    kind = type(module)
-    return _NO_LINEAR if (kind.__module__, kind.__name__) == _CONV1D else None
 
 
 def _bypassed(model: Any, modules: Mapping[str, Any]) -> frozenset[str]:  # noqa: ANN401 - a module
@@ -160,7 +148,7 @@ def _bypassed(model: Any, modules: Mapping[str, Any]) -> frozenset[str]:  # noqa
 
 def _why_left(module: Any, rows: Rows, *, is_bypassed: bool) -> str | None:  # noqa: ANN401
     """Return why a layer stays as it is before any kernel is asked for, or None."""
-    own = module._parameters  # noqa: SLF001 - as TunedLinear reads them
+    own = module._parameters  # noqa: SLF001 - as TunedModule reads them
     if parametrize.is_parametrized(module) or not {"weight", "bias"} <= set(own):
         return "its weights or its bias are computed from others, such as by torch.nn.utils.prune"
     weight = module.weight
@@ -169,7 +157,8 @@ def _why_left(module: Any, rows: Rows, *, is_bypassed: bool) -> str | None:  # n
     reasons = {
         "the module around it reads its weights without calling it": is_bypassed,
         f"it is a {type(module).__name__}, which may compute something else": type(module)
-        not in (torch.nn.Linear, TunedLinear, WeightOnlyLinear),
+        not in (torch.nn.Linear, TunedLinear, WeightOnlyLinear)
+        and not (is_conv1d(module) and type(module) in conv1d_classes()),
         "its forward was replaced by another function": "forward" in vars(module),
         "no call of it was seen with the example inputs; a model that reads its weights itself, "
         "or that is compiled, does not call it": not rows,
@@ -214,8 +203,8 @@ def _watching(modules: Mapping[str, Any], seen: Mapping[str, set[int]]) -> Itera
         own = vars(module).get("forward")
 
         def forward(*inputs: Any, **keywords: Any) -> Any:  # noqa: ANN401 - of the user
-            x = inputs[0] if inputs else keywords.get("input")
-            k = module.in_features  # a lazy layer has them from its first call on
+            x = inputs[0] if inputs else keywords.get("input", keywords.get("x"))
+            _n, k = sizes_of(module)
             is_eager = not torch.compiler.is_compiling()
             if is_eager and isinstance(x, torch.Tensor) and k and x.numel():
                 seen[name].add(x.numel() // k)

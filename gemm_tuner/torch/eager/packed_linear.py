@@ -246,8 +246,10 @@ def _without_state() -> Any:  # noqa: ANN401 - a module
 
 
 def free_layer(module: Any) -> str | None:  # noqa: ANN401 - a module
-    """Let a `TunedLinear` hold its weights in packed form alone, or return why it keeps them."""
+    """Let a `TunedModule` hold its weights in packed form alone, or return why it keeps them."""
     with _CHANGING:
+        if module.is_transposed:
+            return f"it is a {module.plain_class.__name__}, and only torch.nn.Linear is freed"
         if type(module) is not TunedLinear:
             return "its parameters are computed from others"
         tuned, parameters = module._tuned, module._parameters  # noqa: SLF001 - of this module

@@ -27,6 +27,7 @@ from gemm_tuner.torch.eager.integer_weights import is_of_torchao
 from gemm_tuner.torch.eager.model_layers import ModelLayer, Rows, model_layers
 from gemm_tuner.torch.eager.model_products import ModelProducts, Seeing
 from gemm_tuner.torch.eager.packed_linear import hold_all_weights
+from gemm_tuner.torch.eager.tuned_conv1d import PackedConv1D
 from gemm_tuner.torch.eager.tuned_linear import (
     PackedLayer,
     refresh_layer,
@@ -34,6 +35,7 @@ from gemm_tuner.torch.eager.tuned_linear import (
 )
 from gemm_tuner.torch.eager.tuned_products import TunedProducts, install_copying, restore_products
 from gemm_tuner.torch.eager.weight_only_linear import PackedIntegers
+from gemm_tuner.torch.linear_modules import is_conv1d
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
 from gemm_tuner.torch.report import LayerReport, Report
 
@@ -59,9 +61,10 @@ def replace(
     """Let a model call tuned kernels, and return what became of each of its layers.
 
     Linear layers stay the modules that they are, with their parameters, hooks and `state_dict`, and
-    become `TunedLinear`. A module that calls `scaled_dot_product_attention`, `torch.matmul` or
-    `torch.bmm` of two activations gets a `forward` around its own, where a verdict serves a kernel
-    for it. What has no kernel stays as it is. `restore` takes it back.
+    become `TunedLinear`, or `TunedConv1D` of transformers' `Conv1D`. A module that calls
+    `scaled_dot_product_attention`, `torch.matmul` or `torch.bmm` of two activations gets a
+    `forward` around its own, where a verdict serves a kernel for it. What has no kernel stays as it
+    is. `restore` takes it back.
 
     Args:
         model: a `torch.nn.Module`, changed in place.
@@ -142,10 +145,10 @@ def refresh(model: Any) -> None:  # noqa: ANN401 - a module
 
 def install(one: ModelLayer, wanted: WantedLayer, layer: OperatorLayer, source: Source) -> None:
     """Let a layer of a model call kernels."""
-    is_of_integers = is_of_torchao(one.module.weight)
-    kind = PackedIntegers if is_of_integers else PackedLayer
-    one.module.__class__ = kind.module_class
-    one.module.__dict__["_tuned"] = kind(wanted, source.text, layer)
+    kind = PackedIntegers if is_of_torchao(one.module.weight) else PackedLayer
+    packed = (PackedConv1D if is_conv1d(one.module) else kind)(wanted, source.text, layer)
+    one.module.__class__ = packed.module_class
+    one.module.__dict__["_tuned"] = packed
 
 
 def install_products(

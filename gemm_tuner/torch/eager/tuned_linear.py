@@ -1,4 +1,4 @@
-"""A linear layer that calls a tuned kernel, in eager mode."""
+"""Linear layers that call a tuned kernel, in eager mode."""
 
 import logging
 from dataclasses import dataclass, field
@@ -27,17 +27,26 @@ _WRITES: dict[int, int] = {}
 _NUMBERS = count(1)
 
 
-class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it is Any
-    """A linear layer that calls a tuned kernel where it can, and is an ordinary one elsewhere.
+class TunedModule:
+    """A module that calls a tuned kernel where it can, and is of `plain_class` elsewhere.
 
     Its parameters are those of the layer that it was, and so are their names in a `state_dict`. The
-    packed copy follows when they change in place, are trained, or are replaced.
+    packed copy follows when they change in place, are trained, or are replaced. Where it
+    `is_transposed`, its weights are of (k, n).
 
     What is recorded for a derivative, a subclass of `Tensor`, or what is being traced, exported or
     compiled goes the ordinary way, and so does a number of rows that no kernel is for. Where the
     order of additions is fixed, such rows are refused instead, and `torch.compile` leaves the layer
     to eager mode.
     """
+
+    plain_class: ClassVar[Any]
+    is_transposed: ClassVar[bool] = False
+
+    weight: Any
+    bias: Any
+    _parameters: Any
+    _tuned: Any
 
     def forward(self, input: Any) -> Any:  # noqa: A002, ANN401 - a tensor, named as in PyTorch
         """Return `input @ weight.T + bias`; input is (..., k), the result is (..., n)."""
@@ -46,21 +55,22 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
             tuned, weight, bias = self._tuned, parameters["weight"], parameters["bias"]
         except (AttributeError, KeyError):
             return _otherwise(self, input)
+        rows = weight.t() if self.is_transposed else weight
         if type(input) is not torch.Tensor or is_followed():
-            return self._ordinary(input, weight, bias)
+            return self._ordinary(input, rows, bias)
         if torch.is_grad_enabled() and weight.requires_grad:
             _note_writing(weight)  # what is recorded is likely to be trained by it
-            return functional.linear(input, weight, bias)
+            return functional.linear(input, rows, bias)
         is_fixed = tuned.is_fixed
         # The operator would find out, too, but to call it takes longer than torch's own, and
         # torch.vmap would call it for each sample.
         is_held = tuned.least <= input.numel() <= tuned.most
         if not is_held or is_cast() or (not is_fixed and is_transformed()):
-            return tuned.plain(input, weight, bias)
+            return tuned.plain(input, rows, bias)
         packed = tuned.packed_now(weight)
         if packed is None or (is_fixed and not tuned.has_kernel(input)):
-            return tuned.plain(input, weight, bias)
-        return torch.ops.gemm_tuner.linear_or_plain.default(input, weight, bias, *packed, is_fixed)
+            return tuned.plain(input, rows, bias)
+        return torch.ops.gemm_tuner.linear_or_plain.default(input, rows, bias, *packed, is_fixed)
 
     def __prepare_scriptable__(self) -> Any:  # noqa: ANN401 - a module, named by PyTorch
         """Refuse `torch.jit.script`, whose language has no word for such calls.
@@ -84,10 +94,17 @@ class TunedLinear(torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it
         return self._tuned.plain(x, weight, bias)
 
 
+class TunedLinear(TunedModule, torch.nn.Linear):  # type: ignore[misc]  # without PyTorch, it is Any
+    """A linear layer that calls a tuned kernel where it can, and is an ordinary one elsewhere."""
+
+    plain_class = torch.nn.Linear
+
+
 def _otherwise(layer: Any, x: Any) -> Any:  # noqa: ANN401 - a layer and tensors
     """Return what a layer computes that has not the weights of its own that kernels read."""
-    if isinstance(layer, TunedLinear):  # they are computed, such as by torch.nn.utils.prune
-        return layer._ordinary(x, layer.weight, layer.bias)  # noqa: SLF001 - of this module
+    if isinstance(layer, TunedModule):  # they are computed, such as by torch.nn.utils.prune
+        weight = layer.weight.t() if layer.is_transposed else layer.weight
+        return layer._ordinary(x, weight, layer.bias)  # noqa: SLF001 - of this module
     return type(layer).forward(layer, x)  # freed or restored, and who calls kept the function
 
 
@@ -253,7 +270,11 @@ class PackedLayer:
 
     def elements_of(self, weight: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a tensor
         """Return the weights of a layer (n, k) as kernels read them: w, scales, zero points."""
-        return (weight.detach().contiguous(),)
+        return (self.rows_of(weight.detach()).contiguous(),)
+
+    def rows_of(self, weight: Any) -> Any:  # noqa: ANN401 - a tensor
+        """Return the weights as (n, k)."""
+        return weight
 
     def looked_up(self) -> OperatorLayer | None:
         """Return the kernels, which a copy in another process asks for at its first call."""
@@ -266,7 +287,7 @@ class PackedLayer:
         if (
             layer is None
             or type(weight) is not torch.nn.Parameter
-            or weight.shape != (layer.problem.n, layer.problem.k)
+            or self.rows_of(weight).shape != (layer.problem.n, layer.problem.k)
             or TYPES.get(weight.dtype) != layer.problem.types.text
             or not weight.is_cpu
         ):
@@ -274,7 +295,8 @@ class PackedLayer:
             return None
         _follow_optimizers()
         with torch.no_grad():
-            packed = torch.ops.gemm_tuner.pack(weight.detach(), layer.packed_bytes, layer.number)
+            rows = self.rows_of(weight.detach())
+            packed = torch.ops.gemm_tuner.pack(rows, layer.packed_bytes, layer.number)
         return packed, layer.number
 
     def _tell_of_other_weights(self, weight: Any) -> None:  # noqa: ANN401 - a tensor
@@ -321,19 +343,19 @@ def _warn(reason: str) -> None:
 
 def refresh_layer(module: Any) -> None:  # noqa: ANN401 - a module
     """Let a layer pack its weights again at its next call, if it is a tuned one."""
-    if isinstance(module, TunedLinear):
+    if isinstance(module, TunedModule):
         module._tuned.packed = None  # noqa: SLF001 - of this module
 
 
 def restore_layer(module: Any) -> None:  # noqa: ANN401 - a module
     """Make a layer an ordinary one again, if it is a tuned one."""
-    if not isinstance(module, TunedLinear):
+    if not isinstance(module, TunedModule):
         return
-    kind = type(module)
+    kind, plain = type(module), module.plain_class
     if kind is module._tuned.module_class:  # noqa: SLF001 - of this module
-        module.__class__ = torch.nn.Linear
+        module.__class__ = plain
     else:
         # PyTorch makes a class for each layer that it parametrizes, from the class that it had.
-        kind.__bases__ = (torch.nn.Linear,)
-        kind.__name__ = f"Parametrized{torch.nn.Linear.__name__}"
+        kind.__bases__ = (plain,)
+        kind.__name__ = f"Parametrized{plain.__name__}"
     module.__dict__.pop("_tuned")

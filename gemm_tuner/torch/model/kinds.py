@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
 from gemm_tuner.errors import GemmTunerError
 from gemm_tuner.layers.sources import Source
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
@@ -89,7 +87,7 @@ class LinearKind:
         if self.way is not None:
             for one in self.layers:
                 tuned = one.module._tuned.module_class  # noqa: SLF001 - of this package
-                one.module.__class__ = tuned if is_on else torch.nn.Linear
+                one.module.__class__ = tuned if is_on else tuned.plain_class
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.sources import Source, open_source
 from gemm_tuner.torch.calls import Call, is_compiled
-from gemm_tuner.torch.eager.tuned_linear import TunedLinear
+from gemm_tuner.torch.eager.tuned_linear import TunedModule
 from gemm_tuner.torch.eager.tuned_products import TunedProducts
 from gemm_tuner.torch.inductor.compiling import TunedLinears, Watched
 from gemm_tuner.torch.model.judging import KnownLayer, array_at
@@ -52,7 +52,7 @@ class Runs:
         enabled = config.joint_custom_pre_pass
         self.tuned_pass = enabled if isinstance(enabled, TunedLinears) else None
         self.layers = [
-            (name, one) for name, one in model.named_modules() if isinstance(one, TunedLinear)
+            (name, one) for name, one in model.named_modules() if isinstance(one, TunedModule)
         ]
         forwards = (vars(one).get("forward") for one in model.modules())
         self.products = [one for one in forwards if isinstance(one, TunedProducts)]

@@ -19,7 +19,7 @@ bool is_taken(const LayerEntry &layer, const Tensor &x, const Tensor &weight,
            (!bias || (is_plain(*bias, layer.types.x) && bias->dim() == 1 &&
                       bias->size(0) == layer.n)) && bias.has_value() == wants_bias &&
            weight.dim() == 2 && weight.size(0) == layer.n && weight.size(1) == layer.k &&
-           weight.is_contiguous() && x.dim() >= 1 && x.size(-1) == layer.k &&
+           x.dim() >= 1 && x.size(-1) == layer.k &&
            kernel_for(layer, x.numel() / layer.k) &&
            !at::autocast::is_autocast_enabled(at::kCPU);
 }
@@ -31,7 +31,7 @@ Tensor linear_or_plain(const Tensor &x, const Tensor &weight, const std::optiona
     if (!is_taken(layer, x, weight, bias)) {
         TORCH_CHECK_VALUE(!is_fixed || is_recorded(x) || is_recorded(weight) || is_recorded(bias),
                           "no kernel of a layer with the reduction 'fixed' takes this call; call "
-                          "it with plain tensors, contiguous weights, and the bias that it had.");
+                          "it with plain tensors, and the bias that it had.");
         return at::linear(x, weight, bias);
     }
     static const auto op = c10::Dispatcher::singleton()

@@ -1,0 +1,48 @@
+"""GPT-2's linear layer, transformers' `Conv1D`, that calls a tuned kernel, in eager mode."""
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from gemm_tuner.torch.eager.tuned_linear import PackedLayer, TunedModule
+from gemm_tuner.torch.linear_modules import CONV1D
+
+
+@cache
+def conv1d_classes() -> tuple[Any, Any]:
+    """Return the class of transformers, and that of one that calls a tuned kernel.
+
+    Raises:
+        ImportError: transformers is not installed.
+    """
+    place, name = CONV1D
+    conv1d = getattr(import_module(place), name)
+
+    class TunedConv1D(TunedModule, conv1d):  # type: ignore[misc, valid-type]  # of transformers
+        """A `Conv1D` that calls a tuned kernel where it can, and is an ordinary one elsewhere."""
+
+        plain_class = conv1d
+        is_transposed = True
+
+    TunedConv1D.__qualname__ = TunedConv1D.__name__  # where pickles look for it
+    return conv1d, TunedConv1D
+
+
+class PackedConv1D(PackedLayer):
+    """The kernels of one `Conv1D`, and the weights packed for them, of (k, n)."""
+
+    @property
+    def module_class(self) -> Any:  # noqa: ANN401 - a class
+        """Return the class of a module that calls them."""
+        return conv1d_classes()[1]
+
+    def rows_of(self, weight: Any) -> Any:  # noqa: ANN401 - a tensor
+        """Return the weights as (n, k)."""
+        return weight.t()
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class
+    """Return the class that pickles name, which needs transformers."""
+    if name == "TunedConv1D":
+        return conv1d_classes()[1]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}.")
