@@ -17,7 +17,15 @@ from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.emulator import plan_emulation
 from gemm_tuner.bench.finding import TIMED_FINDINGS, Finding, TimedFinding
 from gemm_tuner.bench.messages import receive
-from gemm_tuner.bench.requests import Baselines, Opening, Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.requests import (
+    OPENINGS,
+    Baselines,
+    Opening,
+    ScalarRequest,
+    Setup,
+    TimeRequest,
+    VerifyRequest,
+)
 from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.domain.context import ExecutionContext, Regime
@@ -64,7 +72,7 @@ class TrialHost:
         baseline: str | Sequence[str] = AUTO,
         toolchain: Toolchain,
         seed: int,
-        scalar_build: Build,
+        scalar_build: Callable[[], Build],
         one_thread_build: Build | None = None,
         stall_timeout_s: float = _STALL_TIMEOUT_S,
         provers: int = 1,
@@ -80,7 +88,7 @@ class TrialHost:
                 several names, of which those that can be used are timed in the same rounds.
             toolchain: compiles the drivers.
             seed: of the random inputs.
-            scalar_build: the baseline if there is no library.
+            scalar_build: makes the baseline if there is no library.
             one_thread_build: the baseline `one-thread`.
             stall_timeout_s: how long a candidate may run without progress, besides a multiple of
                 the time that the baseline takes and what it waited for a core.
@@ -107,7 +115,6 @@ class TrialHost:
             baselines=names,
             drivers=build_drivers(toolchain, detect_cpu(), baselines=names, is_stopped=is_stopped),
             seed=seed,
-            scalar_build=scalar_build,
             one_thread_build=one_thread_build,
             stall_timeout_s=stall_timeout_s,
             provers=provers,
@@ -143,7 +150,7 @@ class TrialHost:
         self._idle: SimpleQueue[Connection] = SimpleQueue()
         self._idle.put(self._connections[0])
         try:
-            opening: Opening = self._ask(setup, Opening, is_stopped)
+            opening = self._open(setup, scalar_build, is_stopped)
         except BaseException:
             self.close()
             raise
@@ -273,6 +280,16 @@ class TrialHost:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def _open(
+        self, setup: Setup, scalar_build: Callable[[], Build], is_stopped: Callable[[], bool]
+    ) -> Opening:
+        """Wait until the server is ready; build the scalar loop if it asks for that."""
+        answer: Opening | ScalarRequest = self._ask(setup, OPENINGS, is_stopped)
+        if isinstance(answer, ScalarRequest):
+            answer = self._ask(scalar_build(), OPENINGS, is_stopped)
+        assert isinstance(answer, Opening)
+        return answer
 
     def _ask(
         self,

@@ -20,7 +20,6 @@ class Setup:
     baselines: tuple[str, ...]
     drivers: Drivers
     seed: int
-    scalar_build: Build
     one_thread_build: Build | None = None
     stall_timeout_s: float  # besides what the time of the baseline allows
     provers: int = 1  # builds that are verified at the same time, if memory suffices
@@ -65,6 +64,14 @@ class Opening:
 
     baselines: dict[Regime, Baselines]
     provers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarRequest:
+    """Ask for the build of our scalar loop, before a session opens: no library is a baseline."""
+
+
+OPENINGS = Opening | ScalarRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,14 @@ from gemm_tuner.bench.forked import Death, Guard, Result, run_in_child
 from gemm_tuner.bench.inputs import InputKind
 from gemm_tuner.bench.plain import PlainBaseline
 from gemm_tuner.bench.regimes import Pushing, pushing_bytes
-from gemm_tuner.bench.requests import Baselines, Opening, Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.requests import (
+    Baselines,
+    Opening,
+    Setup,
+    TimeRequest,
+    VerifyRequest,
+)
+from gemm_tuner.build.compile import Build
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.measurement import Raced
@@ -68,8 +75,8 @@ _OF_A_PROOF = Guard(answer=Answer.SIGNAL, threads=False)
 class Session:
     """Does every trial in a child of its own process, which must have no other threads."""
 
-    def __init__(self, setup: Setup, owner: Connection) -> None:
-        """Make the inputs and results, and load the baselines.
+    def __init__(self, setup: Setup, owner: Connection, scalar_build: Callable[[], Build]) -> None:
+        """Make the inputs and results, and load the baselines, of which one may be a scalar loop.
 
         Raises:
             BaselineMissing: no baseline can be used.
@@ -91,7 +98,7 @@ class Session:
         self.stall_timeout_s = setup.stall_timeout_s + flop / _SLOWEST_BASELINE_FLOP_PER_S
         materials = Materials(
             drivers=setup.drivers,
-            scalar_build=setup.scalar_build,
+            scalar_build=scalar_build,
             one_thread_build=setup.one_thread_build,
             cpu=self._cpu,
         )

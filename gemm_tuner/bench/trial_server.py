@@ -10,13 +10,14 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 
 from gemm_tuner.bench.finding import TIMED_FINDINGS, Finding
 from gemm_tuner.bench.messages import send
-from gemm_tuner.bench.requests import Opening, Setup, TimeRequest, VerifyRequest
+from gemm_tuner.bench.requests import OPENINGS, ScalarRequest, Setup, TimeRequest, VerifyRequest
 from gemm_tuner.bench.session import Session
+from gemm_tuner.build.compile import Build
 from gemm_tuner.errors import GemmTunerError
 
 _PR_SET_DUMPABLE = 4  # Linux, include/uapi/linux/prctl.h
@@ -34,15 +35,28 @@ def main(descriptors: list[int]) -> None:
         setup = owner.recv()
         assert isinstance(setup, Setup)
         try:
-            session = Session(setup, owner)
+            session = Session(setup, owner, _scalar_build_of(owner))
         except GemmTunerError as error:
-            send(owner, error, Opening)
+            send(owner, error, OPENINGS)
             return
-        send(owner, session.opening, Opening)
+        send(owner, session.opening, OPENINGS)
         used, spare = others[: session.opening.provers - 1], others[session.opening.provers - 1 :]
         for connection in spare:
             connection.close()
         _serve(session, _fork_for(session, owner, used))
+
+
+def _scalar_build_of(owner: Connection) -> Callable[[], Build]:
+    """Return what asks the host for our scalar loop, once."""
+
+    @cache
+    def scalar_build() -> Build:
+        send(owner, ScalarRequest(), OPENINGS)
+        build = owner.recv()
+        assert isinstance(build, Build)
+        return build
+
+    return scalar_build
 
 
 def _fork_for(session: Session, owner: Connection, others: list[Connection]) -> Connection:

@@ -199,7 +199,7 @@ def _time_layer(setting: _Bench, layer: Layer, context: ExecutionContext) -> Ben
             baseline=setting.baselines,
             toolchain=setting.toolchain,
             seed=_SEED,
-            scalar_build=build,  # not used: the baselines are named
+            scalar_build=lambda: build,  # for a baseline that is named
             one_thread_build=_one_thread_build(setting, layer, context),
             races=[Race(regime=context.regime)],
         ) as host,

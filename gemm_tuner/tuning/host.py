@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 from gemm_tuner.bench.baselines.choose import Race
 from gemm_tuner.bench.isolate import TrialHost
@@ -47,7 +48,7 @@ def start_host(
         baseline=settings.baseline,
         toolchain=settings.toolchain,
         seed=settings.seed,
-        scalar_build=_build_scalar(problem, space, settings),
+        scalar_build=partial(_build_scalar, problem, space, settings),
         provers=provers,
         races=races,
         is_stopped=is_stopped,

@@ -76,6 +76,16 @@ def how_to_end(call_s: float) -> Sampling:
     return FINAL if call_s >= _LONG_CALL_S else _in_processes(FINAL, _PROCESSES)
 
 
+def how_to_compare(call_s: float) -> Sampling:
+    """Return how kernels of a range are compared at an m at which a call takes so long.
+
+    A range has few kernels, and each has to be the right one for many m: where calls are short,
+    and weights come from a cache that is shared, more processes take part than in a final.
+    """
+    is_short = call_s < _SHORT_CALL_S
+    return _in_processes(FINAL, _PROCESSES_OF_SHORT_CALLS) if is_short else how_to_end(call_s)
+
+
 def how_to_confirm(call_s: float, threads: int) -> Sampling:
     """Return how a kernel is confirmed of which a call takes so long."""
     if call_s >= _LONG_CALL_S:

@@ -14,7 +14,7 @@ from planted import build_planted
 from gemm_tuner.bench import isolate
 from gemm_tuner.bench.drivers import build_drivers
 from gemm_tuner.bench.messages import receive
-from gemm_tuner.bench.requests import Baselines, Opening, Setup
+from gemm_tuner.bench.requests import OPENINGS, Baselines, Opening, ScalarRequest, Setup
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.errors import GemmTunerError
@@ -67,7 +67,6 @@ class Libraries:
             baselines=(baseline,),
             drivers=build_drivers(toolchain, detect_cpu(), baselines=(baseline,)),
             seed=1,
-            scalar_build=build_planted(toolchain),
             stall_timeout_s=_STALL_TIMEOUT_S,
             sandbox=needed_sandbox(),
         )
@@ -76,7 +75,10 @@ class Libraries:
             with theirs:
                 socket.send_fds(self._server(baseline, threads), [b"\0"], [theirs.fileno()])
             connection.send(setup)
-            answer = receive(connection, Opening)
+            answer = receive(connection, OPENINGS)
+            if isinstance(answer, ScalarRequest):
+                connection.send(build_planted(toolchain))
+                answer = receive(connection, OPENINGS)
         if isinstance(answer, GemmTunerError):
             raise answer
         assert isinstance(answer, Opening)

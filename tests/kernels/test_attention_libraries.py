@@ -57,7 +57,7 @@ def host_beside(text: str, baseline: str, threads: int) -> TrialHost:
         baseline=baseline,
         toolchain=toolchain,
         seed=1,
-        scalar_build=build_planted(toolchain),
+        scalar_build=lambda: build_planted(toolchain),
     )
 
 

@@ -39,7 +39,7 @@ def _host_beside(text: str, baseline: str, threads: int = 1, race: Race | None =
         baseline=baseline,
         toolchain=toolchain,
         seed=1,
-        scalar_build=build_planted(toolchain),
+        scalar_build=lambda: build_planted(toolchain),
         races=(race,) if race else (Race(),),
     )
 

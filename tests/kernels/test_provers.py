@@ -35,7 +35,7 @@ def test_several_builds_are_verified_at_the_same_time(toolchain: Toolchain) -> N
             baseline="scalar",
             toolchain=toolchain,
             seed=3,
-            scalar_build=right,
+            scalar_build=lambda: right,
             provers=2,
         ) as host,
         ThreadPoolExecutor(max_workers=2) as pool,
@@ -66,7 +66,7 @@ def test_a_host_that_is_closed_ends_what_its_threads_wait_for(toolchain: Toolcha
             baseline="scalar",
             toolchain=toolchain,
             seed=3,
-            scalar_build=build_planted(toolchain),
+            scalar_build=lambda: build_planted(toolchain),
             stall_timeout_s=600.0,
             provers=2,
         ) as host:

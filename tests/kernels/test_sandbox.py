@@ -149,7 +149,7 @@ def _host(toolchain: Toolchain) -> TrialHost:
         baseline="scalar",
         toolchain=toolchain,
         seed=3,
-        scalar_build=build_planted(toolchain),
+        scalar_build=lambda: build_planted(toolchain),
         stall_timeout_s=6.0,
     )
 

@@ -53,12 +53,12 @@ def _session(
             baselines=baselines,
             drivers=build_drivers(toolchain, detect_cpu()),
             seed=3,
-            scalar_build=build_planted(toolchain, statement),
             stall_timeout_s=5.0,
             races=tuple(Race(regime=regime) for regime in regimes),
             sandbox=Sandbox(level=SandboxLevel.LIMITS),
         ),
         owner,
+        lambda: build_planted(toolchain, statement),
     )
 
 
@@ -127,7 +127,9 @@ class Troublesome(AnyBaseline):
     fuses_epilogue = True
 
     def __init__(self, materials: Materials, trouble: Callable[[], object]) -> None:
-        self._kernel = ScalarKernel(materials.scalar_build, materials.cpu, materials.drivers.timer)
+        self._kernel = ScalarKernel(
+            materials.scalar_build(), materials.cpu, materials.drivers.timer
+        )
         self._trouble = trouble
 
     def prepare(self, workload: Workload) -> "Troublesome.Runner":

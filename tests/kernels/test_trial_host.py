@@ -11,13 +11,14 @@ from gemm_tuner.bench.isolate import TrialHost
 from gemm_tuner.bench.kernel_runner import KernelRunner
 from gemm_tuner.bench.regimes import WeightCopies
 from gemm_tuner.bench.workload import make_workload
+from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.domain.artifact import ABI_VERSION
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import BaselineMissing, InvalidSetting, NotEnoughMemory
+from gemm_tuner.errors import BaselineMissing, CompilationFailed, InvalidSetting, NotEnoughMemory
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 
@@ -129,7 +130,7 @@ def host(toolchain: Toolchain) -> Iterator[TrialHost]:
         baseline="scalar",
         toolchain=toolchain,
         seed=3,
-        scalar_build=build_planted(toolchain),
+        scalar_build=lambda: build_planted(toolchain),
         stall_timeout_s=4.0,
         races=[Race(regime=regime) for regime in Regime],
     ) as host:
@@ -164,7 +165,7 @@ def test_every_height_of_a_last_tile_is_checked(toolchain: Toolchain) -> None:
         baseline="scalar",
         toolchain=toolchain,
         seed=3,
-        scalar_build=build_planted(toolchain),
+        scalar_build=lambda: build_planted(toolchain),
     ) as host:
         finding = host.verify(build_planted(toolchain, f"if (m != 3) {{ {RIGHT} }}"))
 
@@ -275,10 +276,55 @@ def test_death_during_timing_ends_only_its_own_trial(
     assert [item.measurement is None for item in found] == [True, False]
 
 
+def test_the_scalar_loop_is_built_once_and_only_where_it_is_a_baseline(
+    toolchain: Toolchain,
+) -> None:
+    build = build_planted(toolchain)
+    asked: list[str] = []
+
+    def scalar_build() -> Build:
+        asked.append("scalar")
+        return build
+
+    for baseline in (("one-thread",), ("scalar", "one-thread")):
+        with TrialHost(
+            PROBLEM,
+            threads=1,
+            baseline=baseline,
+            toolchain=toolchain,
+            seed=3,
+            scalar_build=scalar_build,
+            one_thread_build=build,
+            races=[Race(regime=regime) for regime in Regime],
+        ) as host:
+            assert len(host.baselines().texts) == len(baseline)
+        assert asked == [one for one in baseline if one == "scalar"]
+
+
+def test_a_scalar_loop_that_is_not_compiled_ends_the_host(toolchain: Toolchain) -> None:
+    def scalar_build() -> Build:
+        raise CompilationFailed("no space left on device")
+
+    with pytest.raises(CompilationFailed, match="no space left"):
+        TrialHost(
+            PROBLEM,
+            threads=1,
+            baseline="scalar",
+            toolchain=toolchain,
+            seed=3,
+            scalar_build=scalar_build,
+        )
+
+
 def test_timing_with_two_threads(toolchain: Toolchain) -> None:
     build = build_planted(toolchain)
     with TrialHost(
-        PROBLEM, threads=2, baseline="scalar", toolchain=toolchain, seed=3, scalar_build=build
+        PROBLEM,
+        threads=2,
+        baseline="scalar",
+        toolchain=toolchain,
+        seed=3,
+        scalar_build=lambda: build,
     ) as host:
         found = host.time(build, context=ExecutionContext(threads=2), pairs=2, sample_ns=SAMPLE_NS)
 
@@ -293,7 +339,7 @@ def test_two_threads_are_timed_beside_the_kernel_of_one(toolchain: Toolchain) ->
         baseline=("scalar", "one-thread"),
         toolchain=toolchain,
         seed=3,
-        scalar_build=build,
+        scalar_build=lambda: build,
         one_thread_build=build,
     ) as host:
         found = host.time(build, context=ExecutionContext(threads=2), pairs=2, sample_ns=SAMPLE_NS)
@@ -319,7 +365,7 @@ def test_unknown_baseline_is_refused(toolchain: Toolchain) -> None:
             baseline="blas",
             toolchain=toolchain,
             seed=0,
-            scalar_build=build_planted(toolchain),
+            scalar_build=lambda: build_planted(toolchain),
         )
 
 
@@ -328,7 +374,12 @@ def test_wrong_baseline_is_refused(toolchain: Toolchain) -> None:
 
     with pytest.raises(BaselineMissing, match="wrong"):
         TrialHost(
-            PROBLEM, threads=1, baseline="scalar", toolchain=toolchain, seed=0, scalar_build=wrong
+            PROBLEM,
+            threads=1,
+            baseline="scalar",
+            toolchain=toolchain,
+            seed=0,
+            scalar_build=lambda: wrong,
         )
 
 
@@ -341,7 +392,7 @@ def test_problem_larger_than_the_memory_is_refused(toolchain: Toolchain) -> None
             threads=1,
             toolchain=toolchain,
             seed=0,
-            scalar_build=build_planted(toolchain),
+            scalar_build=lambda: build_planted(toolchain),
         )
 
 
@@ -352,7 +403,7 @@ def test_measurements_beside_several_baselines_share_their_rounds(toolchain: Too
         baseline=("scalar", "openblas"),
         toolchain=toolchain,
         seed=3,
-        scalar_build=build_planted(toolchain),
+        scalar_build=lambda: build_planted(toolchain),
     ) as host:
         found = host.time(
             build_planted(toolchain),

@@ -3,7 +3,7 @@ import sys
 import time
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Never, cast
+from typing import Never
 
 import pytest
 from samples import PROBLEM
@@ -12,7 +12,6 @@ from gemm_tuner.bench import forked, isolate
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
 from gemm_tuner.bench.forked import Death, run_in_child
-from gemm_tuner.build.compile import Build
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.errors import PreparationStopped
@@ -95,7 +94,7 @@ def test_no_more_drivers_are_compiled_once_nobody_waits(monkeypatch: pytest.Monk
             threads=1,
             toolchain=find_toolchain(),
             seed=0,
-            scalar_build=cast("Build", None),  # for a server that is not started
+            scalar_build=lambda: pytest.fail("the server is not started"),
             is_stopped=lambda: len(compiled) == 2,
         )
 

@@ -7,6 +7,7 @@ from gemm_tuner.domain.measurement import Measurement, Timing
 from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.tuning.sampling import (
     confirming_s,
+    how_to_compare,
     how_to_confirm,
     how_to_end,
     is_slower_than_before,
@@ -72,6 +73,15 @@ def test_finalists_of_short_calls_meet_in_three_processes() -> None:
     assert short.processes * short.affordable_pairs(8, **budget) <= long.affordable_pairs(
         8, **budget
     )
+
+
+@pytest.mark.parametrize(("call_s", "processes"), [(3e-6, 6), (101e-6, 3), (6e-3, 1)])
+def test_short_calls_of_a_range_are_compared_in_six_processes(
+    call_s: float, processes: int
+) -> None:
+    sampling = how_to_compare(call_s)
+
+    assert (sampling.processes, sampling.stage) == (processes, Stage.FINAL)
 
 
 def test_a_first_timing_has_nothing_to_be_compared_with() -> None:

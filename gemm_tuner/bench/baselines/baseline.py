@@ -111,10 +111,13 @@ class AnyBaseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Materials:
-    """The materials of baselines: the drivers, and kernels of ours."""
+    """The materials of baselines: the drivers, and kernels of ours.
+
+    The scalar loop is built when it is asked for first.
+    """
 
     drivers: Drivers
-    scalar_build: Build
+    scalar_build: Callable[[], Build]
     one_thread_build: Build | None
     cpu: Cpu
 

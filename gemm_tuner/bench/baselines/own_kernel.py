@@ -59,7 +59,7 @@ ROWS = (
             Copy(
                 package="gemm-tuner",
                 baseline=ScalarKernel(
-                    materials.scalar_build, materials.cpu, materials.drivers.timer
+                    materials.scalar_build(), materials.cpu, materials.drivers.timer
                 ),
             )
         ],

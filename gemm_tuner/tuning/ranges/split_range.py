@@ -37,7 +37,7 @@ from gemm_tuner.tuning.ranges.boundaries import (
     split,
 )
 from gemm_tuner.tuning.ranges.range_search import Format, RangeSearch
-from gemm_tuner.tuning.sampling import how_to_confirm, how_to_end
+from gemm_tuner.tuning.sampling import how_to_compare, how_to_confirm
 from gemm_tuner.tuning.settings import SweepSettings
 
 # As many m between those that are measured first, over these.
@@ -350,7 +350,8 @@ class _Splitting:
         proven = attempts.prove(candidates, self.context)
         self.search.check()
         call_s = attempts.host.baselines(self.context.regime).call_s
-        sampling = how_to_confirm(call_s, self.context.threads) if confirms else how_to_end(call_s)
+        threads = self.context.threads
+        sampling = how_to_confirm(call_s, threads) if confirms else how_to_compare(call_s)
         trials = attempts.time(
             proven,
             self.context,
