@@ -3,6 +3,11 @@
 import copy
 import io
 import pickle
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +25,8 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import LINEAR, MODULE, K, N, check, operator_calls, sample_x  # noqa: E402
+
+from gemm_tuner.torch.eager import tuned_conv1d  # noqa: E402
 
 CALLED = {LINEAR: 1, MODULE: 1}
 
@@ -60,6 +67,38 @@ def test_rows_are_seen_in_a_call_by_its_own_name() -> None:
     report = gt.replace(layer, {"x": x}, source=Kernels())
 
     assert [one.rows for one in report] == [(len(x),)]
+    with torch.no_grad():
+        check(layer(x=x), layer(x))
+        check(layer.forward(x=x), layer(x))
+
+
+def test_threads_get_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned_conv1d._classes.cache_clear()
+    barrier = threading.Barrier(4)
+
+    def import_slowly(name: str) -> ModuleType:
+        time.sleep(0.01)
+        return import_module(name)
+
+    def ask(_thread: int) -> Any:  # noqa: ANN401 - classes
+        barrier.wait()
+        return tuned_conv1d.conv1d_classes()
+
+    monkeypatch.setattr(tuned_conv1d, "import_module", import_slowly)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        found = set(pool.map(ask, range(4)))
+
+    assert len(found) == 1
+    assert found == {(pytorch_utils.Conv1D, tuned_conv1d.TunedConv1D)}
+
+
+def test_a_layer_that_lost_its_bias_is_left() -> None:
+    layer = _layer()
+    del layer._parameters["bias"]
+
+    (line,) = gt.replace(layer, rows=[5], source=Kernels())
+
+    assert "computed from others" in line.reason
 
 
 def test_changed_and_trained_weights_are_packed_again() -> None:

@@ -72,7 +72,7 @@ class ModelLayer:
         integers = integers_of(weight)
         dtype = integers.types if integers else TYPES.get(weight.dtype, str(weight.dtype))
         shown = ",".join(str(one) for one in self.rows) or "?"
-        bias = "" if self.module.bias is None else " bias"
+        bias = "" if getattr(self.module, "bias", None) is None else " bias"
         fixed = "" if self.reduction == "any" else f" {self.reduction}"
         n, k = sizes_of(self.module)
         sizes = f"{shown}x{n}x{k}"
