@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -306,6 +307,10 @@ def _run(command: list[str], work: Path, toolchain: Toolchain) -> tuple[int, str
                     f"{toolchain.text} did not finish within {COMPILE_TIMEOUT_S} s of its own; "
                     "try another compiler."
                 ) from None
+            except BaseException:  # a second Ctrl-C: nothing else would end the compiler
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
         diagnostics = _ends_of(said)
     refusal = why_refused(process.returncode, diagnostics)
     if refusal is not None:

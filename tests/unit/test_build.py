@@ -1,5 +1,7 @@
 import ctypes
 import os
+import signal
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -8,6 +10,7 @@ from threading import Barrier, BrokenBarrierError
 
 import pytest
 
+from gemm_tuner.build import compile as compile_module
 from gemm_tuner.build.compile import compile_hosted, compile_kernel
 from gemm_tuner.build.toolchain import Toolchain, find_toolchain
 from gemm_tuner.codegen.render import render
@@ -229,6 +232,22 @@ def test_missing_executable_says_nothing_of_the_source() -> None:
 
     with pytest.raises(CompilationInterrupted, match="could not be run"):
         compile_kernel(kernel_source(), isa=frozenset(), toolchain=missing)
+
+
+def test_an_interrupt_ends_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def interrupt(process: subprocess.Popen[bytes], _seconds: float) -> None:
+        started.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compile_module, "wait_for_session", interrupt)
+    hanging = Toolchain(name="gcc", version="0", command=("/bin/sh", "-c", "sleep 100", "sh"))
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_kernel(kernel_source(), isa=frozenset(), toolchain=hanging)
+
+    assert started[0].returncode == -signal.SIGKILL
 
 
 def test_unknown_compiler_is_refused() -> None:
