@@ -11,6 +11,12 @@ from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct
+from gemm_tuner.machine.detect import detect_cpu
+
+_MKL = "mkl"
+
+# PyTorch prepares a call of oneDNN for some 6 µs, which smaller products do not gain.
+LEAST_ONEDNN_FLOP = 4e6
 
 
 def check_rows(name: str, rows: Collection[int | str]) -> None:
@@ -28,7 +34,22 @@ def check_rows(name: str, rows: Collection[int | str]) -> None:
 
 def libraries_of_pytorch(dtype: str) -> tuple[str, ...]:
     """Return the libraries, by name, that compute products in PyTorch and not elsewhere."""
-    return ("mkl",) if dtype == DType.F32.value and torch.backends.mkl.is_available() else ()
+    return (_MKL,) if dtype == DType.F32.value and torch.backends.mkl.is_available() else ()
+
+
+def is_left_to_mkl(dtype: str, fastest: Collection[str]) -> bool:
+    """Return whether PyTorch has MKL compute products of which others were the `fastest`.
+
+    On Intel's CPUs MKL may be faster than oneDNN, and a race without it does not know.
+    """
+    return (
+        bool(fastest)
+        and _MKL not in fastest
+        and _MKL in libraries_of_pytorch(dtype)
+        and detect_cpu().vendor != "GenuineIntel"
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+    )
 
 
 def without_old_kernels(found: FoundLayer) -> FoundLayer:

@@ -61,6 +61,9 @@ _STEPS_OF_MATMUL = frozenset({"bias", "add", "scale"})
 # What a chain over packed weights may read several of.
 _VECTORS = frozenset({"bias", "channel_scale"})
 
+# The number in the place of a layer's of weights that oneDNN packed, as native/eager.h has it.
+BY_ONEDNN = -1
+
 _SOURCE = Path(__file__).parent / "native" / "operators.cpp"
 # One before those in it.
 _HEADERS = (

@@ -1,5 +1,7 @@
 """Products that oneDNN won and that it computes where MKL is slow; skipped without PyTorch."""
 
+import copy
+import pickle
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,8 @@ from torch_samples import K, N, check, passed, sample_model, sample_x  # noqa: E
 
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.machine.detect import detect_cpu  # noqa: E402
+from gemm_tuner.torch import asking  # noqa: E402
+from gemm_tuner.torch.eager import packed_by_onednn, replacement  # noqa: E402
 from gemm_tuner.torch.inductor import onednn_linear  # noqa: E402
 from gemm_tuner.torch.inductor.onednn_linear import BY_ONEDNN  # noqa: E402
 from gemm_tuner.torch.operators import library  # noqa: E402
@@ -122,8 +126,9 @@ def test_a_product_by_onednn_is_refused_where_it_is_recorded() -> None:
 def _let_mkl_be_slow(patch: pytest.MonkeyPatch, vendor: str = "AuthenticAMD") -> None:
     """Let this be a CPU of a vendor, and the small products of tests be large ones."""
     cpu = replace(detect_cpu(), vendor=vendor)
-    patch.setattr(onednn_linear, "detect_cpu", lambda: cpu)
-    patch.setattr(onednn_linear, "_LEAST_FLOP", 0)
+    patch.setattr(asking, "detect_cpu", lambda: cpu)
+    for module in (onednn_linear, packed_by_onednn, replacement):
+        patch.setattr(module, "LEAST_ONEDNN_FLOP", 0)
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("bfloat16", 0), ("float32", 1e9)])
@@ -131,9 +136,122 @@ def test_what_onednn_won_stays_in_bf16_and_where_it_is_small(
     dtype: str, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _let_mkl_be_slow(monkeypatch)
-    monkeypatch.setattr(onednn_linear, "_LEAST_FLOP", least)
+    monkeypatch.setattr(onednn_linear, "LEAST_ONEDNN_FLOP", least)
     model, x = sample_model(dtype).eval(), sample_x(dtype=dtype)
     tuned = gt.enable(_Losing("onednn"))
     with torch.no_grad():
         check(passed(tuned, model, x)(x), model(x))
     assert not any(BY_ONEDNN in one.reason for one in tuned.report)
+
+
+def _multiplied(model: Any, x: Any) -> int:  # noqa: ANN401 - a module and a tensor
+    """Return how many products of a call oneDNN computes."""
+    with torch.profiler.profile() as profiled:
+        model(x)
+    return sum(one.name == "mkldnn::_linear_pointwise" for one in profiled.events())
+
+
+def _replaced(patch: pytest.MonkeyPatch, *, bias: bool = True) -> Any:  # noqa: ANN401 - a module
+    """Return two layers that oneDNN computes in eager mode, or skip the test."""
+    if not torch.backends.mkl.is_available():
+        pytest.skip("this PyTorch has no MKL")
+    _let_mkl_be_slow(patch)
+    model = sample_model(bias=bias).eval()
+    report = gt.replace(model, rows=[1, "2..6"], source=_Losing("onednn"))
+    assert [one.is_taken for one in report] == [False, False]
+    assert all("PyTorch would call MKL" in one.reason for one in report)
+    return model
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_in_eager_mode_are_computed_by_onednn(
+    monkeypatch: pytest.MonkeyPatch, *, bias: bool
+) -> None:
+    model = _replaced(monkeypatch, bias=bias)
+    plain = copy.deepcopy(model)
+    gt.restore(plain)
+    assert type(plain[0]) is torch.nn.Linear
+    wide = torch.randn(6, 2 * K)
+    with torch.no_grad():
+        for x in (
+            *(sample_x(), sample_x(2, 3, K), sample_x(1, K), sample_x(9, K)),
+            *(wide[:, ::2], wide[:, 1::2], torch.randn(K, 6).t(), torch.randn(K).expand(6, K)),
+        ):
+            check(model(x), plain(x))
+            assert _multiplied(model, x) == 2
+            assert _multiplied(plain, x) == 0
+        for x in (sample_x(0, K), torch.randn(K), torch._neg_view(sample_x())):
+            check(model(x), plain(x))
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(sample_x(6, K + 1))
+        x = sample_x()
+        check(torch.vmap(model)(x), plain(x))
+        check(torch.compile(model, backend="eager")(x), plain(x))
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model(x).dtype == torch.bfloat16
+    x = sample_x().requires_grad_()
+    model.requires_grad_(requires_grad=False)
+    model(x).sum().backward()
+    check(x.grad, torch.func.grad(lambda one: plain(one).sum())(x.detach()))
+
+
+def test_weights_of_onednn_follow_their_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _replaced(monkeypatch), sample_x()
+    plain = copy.deepcopy(model)
+    gt.restore(plain)
+    for fused in (False, True):
+        for one in (model, plain):
+            with torch.no_grad():
+                one(x)
+            optimizer = torch.optim.SGD(one.parameters(), lr=0.1, fused=fused)
+            one(x).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            check(model(x), plain(x))
+            assert _multiplied(model, x) == 2
+    with torch.no_grad():
+        for one in (model, plain):
+            one[0].weight.mul_(2)
+            one[2].weight = torch.nn.Parameter(one[2].weight.detach().t().contiguous().t())
+        check(model(x), plain(x))
+        model.load_state_dict(plain.state_dict())
+        check(model(x), plain(x))
+        check(model.double()(x.double()), plain.double()(x.double()))
+
+
+def test_copies_of_layers_by_onednn_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _replaced(monkeypatch), sample_x()
+    with torch.no_grad():
+        expected = model(x)
+        for one in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+            check(one(x), expected)
+            assert _multiplied(one, x) == 2
+    freed = gt.free_weights(model)
+    assert not freed.layers
+    assert all("oneDNN computes it" in why for why in freed.left.values())
+    gt.replace(model, rows=[6], source=Kernels())
+    with torch.no_grad():
+        check(model(x), expected)
+        assert _multiplied(model, x) == 0
+
+
+@pytest.mark.parametrize(
+    ("fastest", "vendor", "reduction", "dtype"),
+    [
+        ("mkl", "AuthenticAMD", "any", "float32"),
+        (None, "AuthenticAMD", "any", "float32"),
+        ("onednn", "GenuineIntel", "any", "float32"),
+        ("onednn", "AuthenticAMD", "fixed", "float32"),
+        ("onednn", "AuthenticAMD", "any", "bfloat16"),
+    ],
+)
+def test_layers_that_mkl_may_be_best_for_stay_as_they_are(
+    fastest: str | None, vendor: str, reduction: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _let_mkl_be_slow(monkeypatch, vendor)
+    model = sample_model(dtype).eval()
+
+    report = gt.replace(model, rows=[6], source=_Losing(fastest), reduction=reduction)
+
+    assert type(model[0]) is torch.nn.Linear
+    assert not any("oneDNN computes it" in one.reason for one in report)

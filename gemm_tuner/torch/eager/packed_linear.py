@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.torch.eager.packed_by_onednn import PackedByOneDnn
 from gemm_tuner.torch.eager.tuned_linear import (
     TunedLinear,
     apart,
@@ -253,6 +254,8 @@ def free_layer(module: Any) -> str | None:  # noqa: ANN401 - a module
         if type(module) is not TunedLinear:
             return "its parameters are computed from others"
         tuned, parameters = module._tuned, module._parameters  # noqa: SLF001 - of this module
+        if isinstance(tuned, PackedByOneDnn):
+            return "oneDNN computes it, and what it packs cannot be unpacked"
         weight = parameters["weight"]
         result = tuned.packed_now(weight)
         if result is None:

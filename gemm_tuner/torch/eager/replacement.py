@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from gemm_tuner.domain.rows import Rows as RowNumbers
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.background import BackgroundTuning
@@ -21,15 +22,23 @@ from gemm_tuner.layers.sources import (
     tune_or_tell,
 )
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
-from gemm_tuner.torch.asking import check_rows, problem_text, without_old_kernels
+from gemm_tuner.torch.asking import (
+    LEAST_ONEDNN_FLOP,
+    check_rows,
+    is_left_to_mkl,
+    problem_text,
+    without_old_kernels,
+)
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.eager.integer_weights import is_of_torchao
 from gemm_tuner.torch.eager.model_layers import ModelLayer, Rows, model_layers
 from gemm_tuner.torch.eager.model_products import ModelProducts, Seeing
+from gemm_tuner.torch.eager.packed_by_onednn import PackedByOneDnn
 from gemm_tuner.torch.eager.packed_linear import hold_all_weights
 from gemm_tuner.torch.eager.tuned_conv1d import PackedConv1D
 from gemm_tuner.torch.eager.tuned_linear import (
     PackedLayer,
+    hold_in,
     refresh_layer,
     restore_layer,
 )
@@ -43,6 +52,8 @@ _LOG = logging.getLogger(__name__)
 
 # What a function of PyTorch takes longer where products are looked for (Zen 3, in BERT's modules).
 _LOOK_NS = 3_000.0
+
+_BY_ONEDNN = "oneDNN computes it here, where PyTorch would call MKL."
 
 Reduction = Literal["any", "fixed"]
 
@@ -116,7 +127,7 @@ def replace(
     for each in products:
         reports += _replace_products(each, found, opened)
     report = Report(reports)
-    if not report.taken:
+    if not report.taken and not any(_BY_ONEDNN in one.reason for one in report):
         _LOG.warning(
             "The model computes as it would without gemm-tuner: %s; print what replace returns to "
             "see why.",
@@ -146,9 +157,8 @@ def refresh(model: Any) -> None:  # noqa: ANN401 - a module
 def install(one: ModelLayer, wanted: WantedLayer, layer: OperatorLayer, source: Source) -> None:
     """Let a layer of a model call kernels."""
     kind = PackedIntegers if is_of_torchao(one.module.weight) else PackedLayer
-    packed = (PackedConv1D if is_conv1d(one.module) else kind)(wanted, source.text, layer)
-    one.module.__class__ = packed.module_class
-    one.module.__dict__["_tuned"] = packed
+    kind = PackedConv1D if is_conv1d(one.module) else kind
+    hold_in(one.module, kind(wanted, source.text, layer))
 
 
 def install_products(
@@ -159,6 +169,17 @@ def install_products(
     vars(one.module)["forward"] = tuned
     install_copying(type(one.module))
     return tuned
+
+
+def _is_by_onednn(one: ModelLayer, found: FoundLayer) -> bool:
+    """Return whether oneDNN shall compute a layer in f32 that PyTorch would leave to MKL."""
+    assert one.wanted is not None
+    most = max(RowNumbers.parse(str(rows)).high for rows in one.rows)
+    flop = 2 * most * one.wanted.n * one.wanted.k
+    is_usual = one.reduction == "any" and not is_conv1d(one.module)
+    return (
+        is_usual and flop >= LEAST_ONEDNN_FLOP and is_left_to_mkl(one.wanted.dtype, found.fastest)
+    )
 
 
 def _find(source: Source, wanted: WantedLayer, budget_s: float | None) -> FoundLayer:
@@ -179,7 +200,11 @@ def _replace_one(
     own = found[wanted]
     if not own.kernels:
         restore_layer(one.module)
-        return one.report(" ".join(own.reasons), is_taken=False)
+        is_replaced = _is_by_onednn(one, own)
+        if is_replaced:
+            hold_in(one.module, PackedByOneDnn(wanted, None))
+        why_left = [*own.reasons, _BY_ONEDNN if is_replaced else ""]
+        return one.report(" ".join(filter(None, why_left)), is_taken=False)
     install(one, wanted, add_layer(own.kernels), source)
     reasons = dict.fromkeys(kernel.reason for kernel in own.kernels)
     return one.report(" ".join([*reasons, *own.reasons]), is_taken=True)

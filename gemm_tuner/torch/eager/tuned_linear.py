@@ -341,6 +341,12 @@ def _warn(reason: str) -> None:
     _LOG.warning("A layer computes as it would without gemm-tuner: %s", reason)
 
 
+def hold_in(module: Any, packed: PackedLayer) -> None:  # noqa: ANN401 - a module
+    """Let a linear layer call what computes it from packed weights."""
+    module.__class__ = packed.module_class
+    module.__dict__["_tuned"] = packed
+
+
 def refresh_layer(module: Any) -> None:  # noqa: ANN401 - a module
     """Let a layer pack its weights again at its next call, if it is a tuned one."""
     if isinstance(module, TunedModule):

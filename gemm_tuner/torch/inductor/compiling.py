@@ -51,7 +51,7 @@ from gemm_tuner.torch.inductor.joining import (
     sizes_of,
     unlike,
 )
-from gemm_tuner.torch.inductor.onednn_linear import BY_ONEDNN, compute_by_onednn, is_left_to_mkl
+from gemm_tuner.torch.inductor.onednn_linear import BY_ONEDNN, compute_by_onednn, is_by_onednn
 from gemm_tuner.torch.inductor.products import (
     Product,
     constants_of,
@@ -278,13 +278,13 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
                 return True
             reasons += found.reasons
             fastest |= set(found.fastest)
-        is_by_onednn = isinstance(product, Product) and is_left_to_mkl(product, fastest)
-        reasons += [remark, BY_ONEDNN if is_by_onednn else ""]
+        is_replaced = isinstance(product, Product) and is_by_onednn(product, fastest)
+        reasons += [remark, BY_ONEDNN if is_replaced else ""]
         whole = with_steps(wanted, product, steps)
         self._tell(product, whole, reasons, is_taken=False, has_lost=bool(fastest))
-        if isinstance(product, Product) and is_by_onednn:
+        if isinstance(product, Product) and is_replaced:
             compute_by_onednn(graph, product)
-        return is_by_onednn
+        return is_replaced
 
     @staticmethod
     def _insert(

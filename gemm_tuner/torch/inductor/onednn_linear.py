@@ -10,22 +10,16 @@ from collections.abc import Collection
 import torch
 from torch._inductor.virtualized import V
 
-from gemm_tuner.machine.detect import detect_cpu
-from gemm_tuner.torch.asking import libraries_of_pytorch
+from gemm_tuner.torch.asking import LEAST_ONEDNN_FLOP, is_left_to_mkl
 from gemm_tuner.torch.inductor.graphs import Graph, new_node
 from gemm_tuner.torch.inductor.products import Product
 from gemm_tuner.torch.inductor.rewriting import weights
 
 BY_ONEDNN = "oneDNN computes it here, where Inductor would call MKL."
 
-_MKL = "mkl"
 
-# PyTorch prepares a call of oneDNN for some 6 µs, which smaller products do not gain.
-_LEAST_FLOP = 4e6
-
-
-def is_left_to_mkl(product: Product, fastest: Collection[str]) -> bool:
-    """Return whether Inductor has MKL compute a product of which others were the `fastest`.
+def is_by_onednn(product: Product, fastest: Collection[str]) -> bool:
+    """Return whether oneDNN shall compute a product of which others than MKL were the `fastest`.
 
     Ahead of time, and where rows are known when it runs, it calls oneDNN itself.
     """
@@ -35,13 +29,8 @@ def is_left_to_mkl(product: Product, fastest: Collection[str]) -> bool:
         and product.batch is None
         and not product.is_image
         and isinstance(product.rows, int)
-        and 2 * product.rows * math.prod(product.sizes) >= _LEAST_FLOP
-        and bool(fastest)
-        and _MKL not in fastest
-        and _MKL in libraries_of_pytorch(product.types)
-        and detect_cpu().vendor != "GenuineIntel"
-        and torch.backends.mkldnn.is_available()
-        and bool(torch.backends.mkldnn.enabled)
+        and 2 * product.rows * math.prod(product.sizes) >= LEAST_ONEDNN_FLOP
+        and is_left_to_mkl(product.types, fastest)
         and not V.aot_compilation
     )
 

@@ -24,9 +24,28 @@ bool is_taken(const LayerEntry &layer, const Tensor &x, const Tensor &weight,
            !at::autocast::is_autocast_enabled(at::kCPU);
 }
 
+/* The number in the place of a layer's of weights that onednn_pack packed. */
+constexpr int64_t by_onednn = -1;
+
+Tensor onednn_or_plain(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
+                       const Tensor &packed) {
+    if (!is_plain(x, at::kFloat) || !is_plain(weight, at::kFloat) ||
+        (bias && (!is_plain(*bias, at::kFloat) || bias->dim() != 1 ||
+                  bias->size(0) != weight.size(0))) ||
+        x.dim() < 2 || x.numel() == 0 || x.size(-1) != weight.size(1) ||
+        at::autocast::is_autocast_enabled(at::kCPU)) {
+        return at::linear(x, weight, bias);
+    }
+    at::AutoDispatchBelowADInplaceOrView below;
+    return onednn_linear(x, packed, bias, weight.size(0));
+}
+
 /* Where the order of additions is fixed, what no kernel takes is refused, unless it is recorded. */
 Tensor linear_or_plain(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
                        const Tensor &packed, int64_t number, bool is_fixed) {
+    if (number == by_onednn) {
+        return onednn_or_plain(x, weight, bias, packed);
+    }
     const LayerEntry &layer = layer_numbered(number);
     if (!is_taken(layer, x, weight, bias)) {
         TORCH_CHECK_VALUE(!is_fixed || is_recorded(x) || is_recorded(weight) || is_recorded(bias),

@@ -6,7 +6,8 @@
  *   gemm_tuner::fused_linear(x, packed, operands, numbers, layer, w)
  *                                                             -> y, of any chain of steps
  *   gemm_tuner::linear_or_plain(x, weight, bias, packed, layer, is_fixed)
- *                                                             -> y, of a kernel or of at::linear
+ *                                                             -> y, of a kernel or of at::linear;
+ *                                                             of oneDNN where layer is -1
  *   gemm_tuner::matmul_or_plain(x, w, layers, is_bmm), attention_or_plain(q, k, v, layers, ...)
  *                                                             -> y, of a kernel or of PyTorch's own
  *   gemm_tuner::patches(x, kernel, stride, padding, dilation) -> rows, of an image's patches
