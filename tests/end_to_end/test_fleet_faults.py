@@ -246,11 +246,7 @@ def check_trials(job: Job, repository: Repository, told: str) -> None:
     """
     problem = Problem.parse(job.problem.text)
     found = repository.trials(problem=problem, class_key=job.class_key)
-    trials = [
-        one
-        for place, one in enumerate(found)
-        if not _is_timed_again(one, found[:place], found[place + 1 :])
-    ]
+    trials = [one for place, one in enumerate(found) if not _is_timed_again(place, found)]
     made = Counter(map(_what, trials))
     again = {what: times for what, times in made.items() if times > 1}
     assert not again, f"{job.problem.text}: {again}\n{told}"
@@ -263,9 +259,36 @@ def _what(one: Trial) -> tuple[str, str, str]:
     return one.candidate.text, "timed" if one.measurement else "proved", one.stage.value
 
 
-def _is_timed_again(one: Trial, before: Sequence[Trial], after: Sequence[Trial]) -> bool:
-    """Return whether a final or confirmation was disturbed, or slower than before, and repeated."""
-    if one.measurement is None or one.stage is Stage.RACE:
+def _is_timed_again(place: int, found: Sequence[Trial]) -> bool:
+    """Return whether a final or confirmation was repeated by the rules of a sweep.
+
+    A final of which any part was disturbed, or slower than before, is none: all that were timed in
+    it are timed again, and so is what was confirmed after it.
+    """
+    one = found[place]
+    if one.stage is Stage.RACE or _what(one) not in map(_what, found[place + 1 :]):
         return False
-    is_disturbed = not is_believed(one) or is_slower_than_before([one], before)
-    return is_disturbed and _what(one) in map(_what, after)
+    finals = [other for other in found[: place + 1] if _is_timed(other, Stage.FINAL)]
+    together = [
+        at
+        for at, other in enumerate(found)
+        if finals and _is_timed(other, Stage.FINAL) and _first(other) == _first(finals[-1])
+    ]
+    return any(_is_disturbed(at, found) for at in (place, *together))
+
+
+def _is_timed(one: Trial, stage: Stage) -> bool:
+    return one.measurement is not None and one.stage is stage
+
+
+def _first(one: Trial) -> float:
+    """Return the first sample of the baseline, which all have that are timed together."""
+    assert one.measurement is not None
+    return one.measurement.baseline_timing.samples_ns[0]
+
+
+def _is_disturbed(place: int, found: Sequence[Trial]) -> bool:
+    one = found[place]
+    if one.measurement is None:
+        return False
+    return not is_believed(one) or is_slower_than_before([one], found[:place])
