@@ -37,13 +37,16 @@ def libraries_of_pytorch(dtype: str) -> tuple[str, ...]:
     return (_MKL,) if dtype == DType.F32.value and torch.backends.mkl.is_available() else ()
 
 
-def is_left_to_mkl(dtype: str, fastest: Collection[str]) -> bool:
-    """Return whether PyTorch has MKL compute products of which others were the `fastest`.
+def is_left_to_mkl(dtype: str, flop: int, fastest: Collection[str]) -> bool:
+    """Return whether PyTorch has MKL compute a product of which others were the `fastest`.
+
+    Not where it is so small that to call oneDNN in its place gains nothing.
 
     On Intel's CPUs MKL may be faster than oneDNN, and a race without it does not know.
     """
     return (
         bool(fastest)
+        and flop >= LEAST_ONEDNN_FLOP
         and _MKL not in fastest
         and _MKL in libraries_of_pytorch(dtype)
         and detect_cpu().vendor != "GenuineIntel"

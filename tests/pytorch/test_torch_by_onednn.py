@@ -1,8 +1,12 @@
 """Products that oneDNN won and that it computes where MKL is slow; skipped without PyTorch."""
 
 import copy
+import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +22,6 @@ from torch_samples import K, N, check, passed, sample_model, sample_x  # noqa: E
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
 from gemm_tuner.machine.detect import detect_cpu  # noqa: E402
 from gemm_tuner.torch import asking  # noqa: E402
-from gemm_tuner.torch.eager import packed_by_onednn, replacement  # noqa: E402
-from gemm_tuner.torch.inductor import onednn_linear  # noqa: E402
 from gemm_tuner.torch.inductor.onednn_linear import BY_ONEDNN  # noqa: E402
 from gemm_tuner.torch.operators import library  # noqa: E402
 
@@ -127,8 +129,7 @@ def _let_mkl_be_slow(patch: pytest.MonkeyPatch, vendor: str = "AuthenticAMD") ->
     """Let this be a CPU of a vendor, and the small products of tests be large ones."""
     cpu = replace(detect_cpu(), vendor=vendor)
     patch.setattr(asking, "detect_cpu", lambda: cpu)
-    for module in (onednn_linear, packed_by_onednn, replacement):
-        patch.setattr(module, "LEAST_ONEDNN_FLOP", 0)
+    patch.setattr(asking, "LEAST_ONEDNN_FLOP", 0)
 
 
 @pytest.mark.parametrize(("dtype", "least"), [("bfloat16", 0), ("float32", 1e9)])
@@ -136,7 +137,7 @@ def test_what_onednn_won_stays_in_bf16_and_where_it_is_small(
     dtype: str, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _let_mkl_be_slow(monkeypatch)
-    monkeypatch.setattr(onednn_linear, "LEAST_ONEDNN_FLOP", least)
+    monkeypatch.setattr(asking, "LEAST_ONEDNN_FLOP", least)
     model, x = sample_model(dtype).eval(), sample_x(dtype=dtype)
     tuned = gt.enable(_Losing("onednn"))
     with torch.no_grad():
@@ -152,12 +153,11 @@ def _multiplied(model: Any, x: Any) -> int:  # noqa: ANN401 - a module and a ten
 
 
 def _replaced(patch: pytest.MonkeyPatch, *, bias: bool = True) -> Any:  # noqa: ANN401 - a module
-    """Return two layers that oneDNN computes in eager mode, or skip the test."""
-    if not torch.backends.mkl.is_available():
-        pytest.skip("this PyTorch has no MKL")
+    """Return two layers that oneDNN computes in eager mode, as where PyTorch has MKL."""
     _let_mkl_be_slow(patch)
+    patch.setattr(asking, "libraries_of_pytorch", lambda _dtype: ("mkl",))
     model = sample_model(bias=bias).eval()
-    report = gt.replace(model, rows=[1, "2..6"], source=_Losing("onednn"))
+    report = gt.replace(model, rows=[1, 6, 9, "20..30"], source=_Losing("onednn"))
     assert [one.is_taken for one in report] == [False, False]
     assert all("PyTorch would call MKL" in one.reason for one in report)
     return model
@@ -180,8 +180,13 @@ def test_layers_in_eager_mode_are_computed_by_onednn(
             check(model(x), plain(x))
             assert _multiplied(model, x) == 2
             assert _multiplied(plain, x) == 0
-        for x in (sample_x(0, K), torch.randn(K), torch._neg_view(sample_x())):
+        others = (sample_x(0, K), torch.randn(K), sample_x(7, K), sample_x(25, K))
+        for x in others:
             check(model(x), plain(x))
+            assert _multiplied(model, x) == 0
+        x = torch._neg_view(sample_x())
+        check(model(x), plain(x))
+        assert _multiplied(model[:1], x) == 0
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             model(sample_x(6, K + 1))
         x = sample_x()
@@ -255,3 +260,62 @@ def test_layers_that_mkl_may_be_best_for_stay_as_they_are(
 
     assert type(model[0]) is torch.nn.Linear
     assert not any("oneDNN computes it" in one.reason for one in report)
+
+
+def test_weights_that_become_a_part_of_the_same_memory_are_not_read_as_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, x = _replaced(monkeypatch, bias=False)[:1], sample_x()
+    with torch.no_grad():
+        model(x)
+        whole = model[0].weight
+        for part in (whole[:-3], whole):
+            model[0].weight = torch.nn.Parameter(part, requires_grad=False)
+            check(model(x), x @ part.T)
+        model[0].weight.data = whole[:-3]
+        check(model(x), x @ whole[:-3].T)
+
+
+LOADED = """
+import sys
+import torch
+model, x, expected = torch.load(sys.argv[1], weights_only=False)
+with torch.profiler.profile() as profiled, torch.no_grad():
+    assert torch.allclose(model(x), expected, atol=1e-4)
+print(sum(one.name == "mkldnn::_linear_pointwise" for one in profiled.events()))
+"""
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_layers_by_onednn_are_loaded_in_another_process(
+    tmp_path: Path, *, has_compiler: bool
+) -> None:
+    if detect_cpu().vendor == "GenuineIntel":
+        pytest.skip("on this CPU, MKL may be faster than oneDNN")
+    model, x = torch.nn.Linear(512, 1024), torch.randn(64, 512)
+    (line,) = gt.replace(model, rows=[64], source=_Losing("onednn"))
+    assert "oneDNN computes it here" in line.reason
+    with torch.no_grad():
+        torch.save((model, x, model(x)), tmp_path / "model.pt")
+    other = {"PATH": str(tmp_path), "GEMM_TUNER_CACHE": str(tmp_path / "cache")}
+
+    told = subprocess.run(
+        [sys.executable, "-c", LOADED, tmp_path / "model.pt"],
+        env=os.environ | ({} if has_compiler else other),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+
+    assert told.stdout.split() == ["1" if has_compiler else "0"]
+    assert ("computes as it would without gemm-tuner" in told.stderr) is not has_compiler
+
+
+def test_a_range_of_rows_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    _let_mkl_be_slow(monkeypatch)
+    model = sample_model().eval()
+
+    gt.replace(model, rows=["2..6"], source=_Losing("onednn"))
+
+    assert type(model[0]) is torch.nn.Linear

@@ -26,7 +26,8 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import LINEAR, MODULE, K, N, check, operator_calls, sample_x  # noqa: E402
 
-from gemm_tuner.torch.eager import tuned_conv1d  # noqa: E402
+from gemm_tuner.layers.wanted import FoundLayer, WantedLayer  # noqa: E402
+from gemm_tuner.torch.eager import packed_by_onednn, tuned_conv1d  # noqa: E402
 
 CALLED = {LINEAR: 1, MODULE: 1}
 
@@ -172,6 +173,28 @@ def test_a_parametrized_layer_is_restored() -> None:
         gt.restore(layer)
         check(layer(x), x @ layer.weight + layer.bias)
     assert type(layer).__mro__[1] is pytorch_utils.Conv1D
+
+
+def test_onednn_computes_what_it_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Losing(Kernels):
+        def find(self, wanted: WantedLayer) -> FoundLayer:  # noqa: ARG002 - as in Source
+            return FoundLayer(kernels=(), reasons=(), fastest=("onednn",))
+
+    monkeypatch.setattr(packed_by_onednn, "is_left_to_mkl", lambda *_asked: True)
+    layer, x = _layer(), sample_x()
+
+    (line,) = gt.replace(layer, x, source=Losing())
+
+    assert "oneDNN computes it here" in line.reason
+    copied = pickle.loads(pickle.dumps(layer))  # noqa: S301 - of this test
+    with torch.no_grad():
+        expected = x @ layer.weight + layer.bias
+        for one in (layer, copied, copy.deepcopy(layer)):
+            with torch.profiler.profile() as profiled:
+                check(one(x), expected)
+            assert "mkldnn::_linear_pointwise" in [event.name for event in profiled.events()]
+    gt.restore(layer)
+    assert type(layer) is pytorch_utils.Conv1D
 
 
 def test_its_weights_are_kept() -> None:

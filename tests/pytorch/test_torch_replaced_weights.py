@@ -243,7 +243,7 @@ def test_weights_that_were_cast_are_told_and_taken_by_another_replace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     layer = tuned_layer().to(torch.bfloat16)
-    tuned_linear._warn.cache_clear()
+    tuned_linear.warn_of_plain.cache_clear()
     x = sample_x().to(torch.bfloat16)
 
     with caplog.at_level(logging.WARNING), torch.no_grad():

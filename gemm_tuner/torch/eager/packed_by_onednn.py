@@ -1,34 +1,61 @@
 """A linear layer in f32 that oneDNN computes, where PyTorch would call MKL, in eager mode."""
 
-import math
 from typing import Any
 
 import torch
 
 from gemm_tuner.domain.rows import Rows
-from gemm_tuner.torch.asking import LEAST_ONEDNN_FLOP
-from gemm_tuner.torch.eager.tuned_linear import PackedLayer, note_memory
-from gemm_tuner.torch.operators import BY_ONEDNN
+from gemm_tuner.errors import GemmTunerError
+from gemm_tuner.layers.wanted import WantedLayer
+from gemm_tuner.torch.asking import is_left_to_mkl
+from gemm_tuner.torch.eager.tuned_linear import PackedLayer, note_memory, warn_of_plain
+from gemm_tuner.torch.operators import BY_ONEDNN, library
+
+
+def rows_by_onednn(wanted: WantedLayer, fastest: tuple[str, ...]) -> frozenset[int]:
+    """Return the numbers of rows for which oneDNN shall compute a layer that others than MKL won.
+
+    None of a range: for each number of rows, oneDNN keeps what it prepared.
+    """
+    numbers = (Rows.parse(str(one)) for one in wanted.rows)
+    return frozenset(
+        one.high
+        for one in numbers
+        if one.low == one.high
+        and is_left_to_mkl(wanted.dtype, 2 * one.high * wanted.n * wanted.k, fastest)
+    )
 
 
 class PackedByOneDnn(PackedLayer):
-    """The weights of one layer as oneDNN packs them, for calls that are not too small."""
+    """The weights of one layer as oneDNN packs them, for the `rows_taken`."""
+
+    rows_taken: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        """Leave calls alone that PyTorch prepares for longer than oneDNN saves."""
-        sizes = self.wanted.n * self.wanted.k
-        self.least = math.ceil(LEAST_ONEDNN_FLOP / (2 * sizes)) * self.wanted.k
+        """Learn for which inputs oneDNN is called."""
+        self.rows_taken = rows_by_onednn(self.wanted, ("onednn",))
+        self.least = min(self.rows_taken, default=0) * self.wanted.k
+        self.most = max(self.rows_taken, default=0) * self.wanted.k
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return what packs the weights again in another process, which asks for nothing."""
-        return type(self), (self.wanted, None)
+        return type(self), (self.wanted, None, None, True, None, self.module_class)
+
+    def has_kernel(self, x: Any) -> bool:  # noqa: ANN401 - a tensor
+        """Return whether oneDNN computes as many rows as x has."""
+        return x.numel() // self.wanted.k in self.rows_taken
 
     def _pack(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
         rows = self.rows_of(weight.detach())
         is_plain = type(weight) is torch.nn.Parameter and weight.is_cpu
         if not is_plain or weight.dtype is not torch.float32 or not rows.numel():
             return None
+        try:
+            library()  # which another process may have built
+        except GemmTunerError as error:
+            warn_of_plain(str(error))
+            return None
         note_memory(weight)
-        most = max(Rows.parse(str(one)).high for one in self.wanted.rows)
         with torch.no_grad():
-            return torch.ops.gemm_tuner.onednn_pack(rows.contiguous(), most), BY_ONEDNN
+            packed = torch.ops.gemm_tuner.onednn_pack(rows.contiguous(), max(self.rows_taken))
+        return packed, BY_ONEDNN

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 
-from gemm_tuner.domain.rows import Rows as RowNumbers
 from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.background import BackgroundTuning
@@ -23,9 +22,7 @@ from gemm_tuner.layers.sources import (
 )
 from gemm_tuner.layers.wanted import FoundLayer, WantedLayer
 from gemm_tuner.torch.asking import (
-    LEAST_ONEDNN_FLOP,
     check_rows,
-    is_left_to_mkl,
     problem_text,
     without_old_kernels,
 )
@@ -33,17 +30,18 @@ from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.eager.integer_weights import is_of_torchao
 from gemm_tuner.torch.eager.model_layers import ModelLayer, Rows, model_layers
 from gemm_tuner.torch.eager.model_products import ModelProducts, Seeing
-from gemm_tuner.torch.eager.packed_by_onednn import PackedByOneDnn
+from gemm_tuner.torch.eager.packed_by_onednn import PackedByOneDnn, rows_by_onednn
 from gemm_tuner.torch.eager.packed_linear import hold_all_weights
-from gemm_tuner.torch.eager.tuned_conv1d import PackedConv1D
+from gemm_tuner.torch.eager.tuned_conv1d import conv1d_classes
 from gemm_tuner.torch.eager.tuned_linear import (
     PackedLayer,
+    TunedLinear,
     hold_in,
     refresh_layer,
     restore_layer,
 )
 from gemm_tuner.torch.eager.tuned_products import TunedProducts, install_copying, restore_products
-from gemm_tuner.torch.eager.weight_only_linear import PackedIntegers
+from gemm_tuner.torch.eager.weight_only_linear import PackedIntegers, WeightOnlyLinear
 from gemm_tuner.torch.linear_modules import is_conv1d
 from gemm_tuner.torch.operators import OperatorLayer, add_layer, library
 from gemm_tuner.torch.report import LayerReport, Report
@@ -157,8 +155,7 @@ def refresh(model: Any) -> None:  # noqa: ANN401 - a module
 def install(one: ModelLayer, wanted: WantedLayer, layer: OperatorLayer, source: Source) -> None:
     """Let a layer of a model call kernels."""
     kind = PackedIntegers if is_of_torchao(one.module.weight) else PackedLayer
-    kind = PackedConv1D if is_conv1d(one.module) else kind
-    hold_in(one.module, kind(wanted, source.text, layer))
+    hold_in(one.module, kind(wanted, source.text, layer, module_class=_class_for(one.module)))
 
 
 def install_products(
@@ -171,15 +168,11 @@ def install_products(
     return tuned
 
 
-def _is_by_onednn(one: ModelLayer, found: FoundLayer) -> bool:
-    """Return whether oneDNN shall compute a layer in f32 that PyTorch would leave to MKL."""
-    assert one.wanted is not None
-    most = max(RowNumbers.parse(str(rows)).high for rows in one.rows)
-    flop = 2 * most * one.wanted.n * one.wanted.k
-    is_usual = one.reduction == "any" and not is_conv1d(one.module)
-    return (
-        is_usual and flop >= LEAST_ONEDNN_FLOP and is_left_to_mkl(one.wanted.dtype, found.fastest)
-    )
+def _class_for(module: Any) -> Any:  # noqa: ANN401 - a module and a class
+    """Return the class that a linear layer gets where it is computed from packed weights."""
+    if is_conv1d(module):
+        return conv1d_classes()[1]
+    return WeightOnlyLinear if is_of_torchao(module.weight) else TunedLinear
 
 
 def _find(source: Source, wanted: WantedLayer, budget_s: float | None) -> FoundLayer:
@@ -200,9 +193,9 @@ def _replace_one(
     own = found[wanted]
     if not own.kernels:
         restore_layer(one.module)
-        is_replaced = _is_by_onednn(one, own)
+        is_replaced = one.reduction == "any" and bool(rows_by_onednn(wanted, own.fastest))
         if is_replaced:
-            hold_in(one.module, PackedByOneDnn(wanted, None))
+            hold_in(one.module, PackedByOneDnn(wanted, None, module_class=_class_for(one.module)))
         why_left = [*own.reasons, _BY_ONEDNN if is_replaced else ""]
         return one.report(" ".join(filter(None, why_left)), is_taken=False)
     install(one, wanted, add_layer(own.kernels), source)

@@ -5,7 +5,7 @@ from importlib import import_module
 from threading import Lock
 from typing import Any
 
-from gemm_tuner.torch.eager.tuned_linear import PackedLayer, TunedModule
+from gemm_tuner.torch.eager.tuned_linear import TunedModule
 from gemm_tuner.torch.linear_modules import CONV1D
 
 _MAKING = Lock()  # one class alone is the one that pickles name
@@ -38,19 +38,6 @@ def _classes() -> tuple[Any, Any]:
 
     TunedConv1D.__qualname__ = TunedConv1D.__name__  # where pickles look for it
     return conv1d, TunedConv1D
-
-
-class PackedConv1D(PackedLayer):
-    """The kernels of one `Conv1D`, and the weights packed for them, of (k, n)."""
-
-    @property
-    def module_class(self) -> Any:  # noqa: ANN401 - a class
-        """Return the class of a module that calls them."""
-        return conv1d_classes()[1]
-
-    def rows_of(self, weight: Any) -> Any:  # noqa: ANN401 - a tensor
-        """Return the weights as (n, k)."""
-        return weight.t()
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a class

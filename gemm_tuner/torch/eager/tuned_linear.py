@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gemm_tuner.errors import GemmTunerError, InvalidSetting
 from gemm_tuner.layers.sources import open_source
 from gemm_tuner.layers.wanted import WantedLayer
-from gemm_tuner.torch.operators import TYPES, OperatorLayer, add_layer
+from gemm_tuner.torch.operators import BY_ONEDNN, TYPES, OperatorLayer, add_layer
 
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class TunedModule:
         if not is_held or is_cast() or (not is_fixed and is_transformed()):
             return tuned.plain(input, rows, bias)
         packed = tuned.packed_now(weight)
-        if packed is None or (is_fixed and not tuned.has_kernel(input)):
+        is_exact = is_fixed or (packed is not None and packed[1] == BY_ONEDNN)
+        if packed is None or (is_exact and not tuned.has_kernel(input)):
             return tuned.plain(input, rows, bias)
         return torch.ops.gemm_tuner.linear_or_plain.default(input, rows, bias, *packed, is_fixed)
 
@@ -199,15 +200,14 @@ class Packed:
 
 @dataclass(slots=True, eq=False)
 class PackedLayer:
-    """The kernels of one layer, and the weights packed for them."""
-
-    module_class: ClassVar[Any] = TunedLinear
+    """The kernels of one layer, a module of `module_class`, and the weights packed for them."""
 
     wanted: WantedLayer
     source: str | None  # where a copy in another process asks; None for nowhere
     layer: OperatorLayer | None = None
     is_looked_up: bool = True
     packed: Packed | None = None
+    module_class: Any = TunedLinear
 
     # Inputs of fewer or more elements have a number of rows that no kernel is for.
     least: float = field(init=False, default=0)
@@ -219,11 +219,18 @@ class PackedLayer:
 
     def __deepcopy__(self, _memo: object) -> "PackedLayer":
         """Return the same kernels for other weights, which are packed when they are used."""
-        return type(self)(self.wanted, self.source, self.layer, self.is_looked_up)
+        return type(self)(
+            self.wanted,
+            self.source,
+            self.layer,
+            self.is_looked_up,
+            module_class=self.module_class,
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return what asks for the kernels again in the process where it is unpickled."""
-        return type(self), (self.wanted, self.source, None, self.source is None)
+        is_looked_up = self.source is None
+        return type(self), (self.wanted, self.source, None, is_looked_up, None, self.module_class)
 
     def packed_now(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
         """Return the weights packed, again if they changed since, and the number of the layer."""
@@ -274,7 +281,7 @@ class PackedLayer:
 
     def rows_of(self, weight: Any) -> Any:  # noqa: ANN401 - a tensor
         """Return the weights as (n, k)."""
-        return weight
+        return weight.t() if self.module_class.is_transposed else weight
 
     def looked_up(self) -> OperatorLayer | None:
         """Return the kernels, which a copy in another process asks for at its first call."""
@@ -307,7 +314,7 @@ class PackedLayer:
         if self.layer is None or (is_alike and not is_quantised):
             return
         what = f"a {kind.__name__}" if is_quantised else str(weight.dtype)
-        _warn(
+        warn_of_plain(
             f"its weights are {what} now, and its kernels are for {self.wanted.dtype}. Call "
             "gemm_tuner.torch.replace again."
         )
@@ -325,18 +332,18 @@ class PackedLayer:
             found = open_source(self.source).find(self.wanted)
             self._use(add_layer(found.kernels) if found.kernels else None)
         except GemmTunerError as error:
-            _warn(str(error))
+            warn_of_plain(str(error))
             return
         if self.layer is None:
             reasons = " ".join(found.reasons)
-            _warn(
+            warn_of_plain(
                 f"where its kernels came from, none is found any more. {reasons} "
                 "Call gemm_tuner.torch.replace or tune_model on the model that was loaded."
             )
 
 
 @cache
-def _warn(reason: str) -> None:
+def warn_of_plain(reason: str) -> None:
     """Warn of layers that have no kernel any more, once for each reason."""
     _LOG.warning("A layer computes as it would without gemm-tuner: %s", reason)
 

@@ -52,8 +52,6 @@ class WeightOnlyLinear(TunedLinear):
 class PackedIntegers(PackedLayer):
     """The kernels of one layer, and the integers packed for them."""
 
-    module_class = WeightOnlyLinear
-
     def packed_now(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
         """Return the weights packed, again if they changed since, and the number of the layer.
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 from torch._inductor.virtualized import V
 
-from gemm_tuner.torch.asking import LEAST_ONEDNN_FLOP, is_left_to_mkl
+from gemm_tuner.torch.asking import is_left_to_mkl
 from gemm_tuner.torch.inductor.graphs import Graph, new_node
 from gemm_tuner.torch.inductor.products import Product
 from gemm_tuner.torch.inductor.rewriting import weights
@@ -29,8 +29,7 @@ def is_by_onednn(product: Product, fastest: Collection[str]) -> bool:
         and product.batch is None
         and not product.is_image
         and isinstance(product.rows, int)
-        and 2 * product.rows * math.prod(product.sizes) >= LEAST_ONEDNN_FLOP
-        and is_left_to_mkl(product.types, fastest)
+        and is_left_to_mkl(product.types, 2 * product.rows * math.prod(product.sizes), fastest)
         and not V.aot_compilation
     )
 

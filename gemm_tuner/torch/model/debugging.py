@@ -292,5 +292,5 @@ def _why_no_kernel(judge: Judge, runs: Runs) -> str:
     left = "; ".join(one.text for one in runs.graphs.reports)
     return (
         "no kernel was called with these inputs in this thread: no layer has one for so many rows, "
-        f"each computes as PyTorch does, or other threads of the model call it. {left}".rstrip()
+        f"PyTorch or oneDNN computes each, or other threads of the model call it. {left}".rstrip()
     )

@@ -30,6 +30,7 @@ constexpr int64_t by_onednn = -1;
 Tensor onednn_or_plain(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
                        const Tensor &packed) {
     if (!is_plain(x, at::kFloat) || !is_plain(weight, at::kFloat) ||
+        weight.sizes() != packed.sizes() || /* it may be another view of the same memory */
         (bias && (!is_plain(*bias, at::kFloat) || bias->dim() != 1 ||
                   bias->size(0) != weight.size(0))) ||
         x.dim() < 2 || x.numel() == 0 || x.size(-1) != weight.size(1) ||
