@@ -312,6 +312,20 @@ def test_layers_by_onednn_are_loaded_in_another_process(
     assert ("computes as it would without gemm-tuner" in told.stderr) is not has_compiler
 
 
+def test_a_copy_where_mkl_may_be_best_computes_as_pytorch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pickled = pickle.dumps(_replaced(monkeypatch))
+    _let_mkl_be_slow(monkeypatch, "GenuineIntel")
+
+    copied = pickle.loads(pickled)  # noqa: S301 - of this test
+
+    with torch.no_grad():
+        for x in (sample_x(), sample_x(0, K)):
+            assert copied(x).shape == (len(x), N)
+            assert _multiplied(copied, x) == 0
+
+
 def test_a_range_of_rows_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     _let_mkl_be_slow(monkeypatch)
     model = sample_model().eval()

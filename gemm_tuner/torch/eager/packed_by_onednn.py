@@ -48,8 +48,9 @@ class PackedByOneDnn(PackedLayer):
     def _pack(self, weight: Any) -> tuple[Any, int] | None:  # noqa: ANN401 - a tensor
         rows = self.rows_of(weight.detach())
         is_plain = type(weight) is torch.nn.Parameter and weight.is_cpu
-        if not is_plain or weight.dtype is not torch.float32 or not rows.numel():
-            return None
+        is_f32 = weight.dtype is torch.float32
+        if not (self.rows_taken and is_plain and is_f32 and rows.numel()):
+            return None  # such as of a copy on another CPU
         try:
             library()  # which another process may have built
         except GemmTunerError as error:
