@@ -108,6 +108,7 @@ _HOSTED_TARGET_FLAGS = {
     "zig": ("-target", "x86_64-linux-gnu.2.28", "-fno-sanitize=undefined"),
 }
 
+_ELF = b"\x7fELF"
 _ENDED_BY_SIGNAL = "signal terminated program"
 
 _DIAGNOSTIC = re.compile(r"kernel\.c(?:pp)?:(?P<line>\d+):\d+: (?:fatal )?error: (?P<message>.*)")
@@ -273,9 +274,15 @@ def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Tool
 def _library_in(work: Path, toolchain: Toolchain) -> bytes:
     """Return what a compiler made. It had the folder for its own, and may have left anything."""
     try:
-        return read_bounded(work / "kernel.so", MAX_BUILD_BYTES, follows_links=False)
+        library = read_bounded(work / "kernel.so", MAX_BUILD_BYTES, follows_links=False)
     except OSError as error:
         raise CompilationFailed(f"{toolchain.text} left no library: {error}") from error
+    if not library.startswith(_ELF):
+        raise CompilationFailed(
+            f"{toolchain.text} left no library, but {len(library)} bytes that begin with "
+            f"{library[: len(_ELF)]!r}; try another compiler."
+        )
+    return library
 
 
 def _run(command: list[str], work: Path, toolchain: Toolchain) -> tuple[int, str]:

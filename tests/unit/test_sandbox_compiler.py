@@ -27,11 +27,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def output_of(script: str) -> str:
-    """Return what a script prints that is run as a compiler is."""
-    command = ("/bin/sh", "-c", f"({script}) > kernel.so 2>&1", "sh")
+    """Return what a script prints that is run as a compiler is, behind the head of a library."""
+    head = r"printf '\177ELF' > kernel.so"
+    command = ("/bin/sh", "-c", f"{head}; ({script}) >> kernel.so 2>&1", "sh")
     compiler = Toolchain(name="gcc", version=script, command=command)
     built = compile_kernel(Source(text=script), isa=frozenset(), toolchain=compiler)
-    return built.binary.decode()
+    return built.binary.decode().removeprefix("\x7fELF")
 
 
 @pytest.mark.parametrize(("choice", "is_refused"), [("auto", True), ("off", False)])
@@ -120,7 +121,11 @@ def test_a_file_without_end_and_processes_without_end_are_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    "left", ["ln -s {key}", "mkfifo", "ln -s /dev/zero", "mkdir", "truncate -s 65M", ": "]
+    "left",
+    [
+        *("ln -s {key}", "mkfifo", "ln -s /dev/zero", "mkdir", "truncate -s 65M", ": "),
+        *("touch", "echo text >"),
+    ],
 )
 def test_what_is_left_in_place_of_a_library_is_not_read(left: str, tmp_path: Path) -> None:
     """What reads it is outside of the sandbox, and would put a key into a kernel."""
