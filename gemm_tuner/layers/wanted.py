@@ -79,6 +79,15 @@ class WantedProduct(WantedLayer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WantedGroups(WantedProduct):
+    """Products of groups of rows, each with weights of its own, as of experts.
+
+    A kernel reads the weights as the model holds them, and computes one group. It is chosen by its
+    time where these are in a cache, as those of other products are timed.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallTime:
     """Between what the time of a call lies, in ns, by the interval of its measurement."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
+from gemm_tuner.domain.printable import quoted
 from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.torch.calls import Call, compiled_in
 from gemm_tuner.torch.eager.integer_weights import integers_of, is_of_torchao, why_not_read
@@ -24,6 +25,14 @@ _BYPASSING: tuple[Any, ...] = (torch.nn.TransformerEncoderLayer, torch.nn.Multih
 # They compute their products in an operator of PyTorch, from weights of several layers.
 _RECURRENT: tuple[Any, ...] = (torch.nn.RNNBase, torch.nn.RNNCellBase)
 _IN_OPERATOR = "its products are computed inside of PyTorch's operator, which is not replaced"
+
+_OF_EXPERTS = (
+    "it multiplies by stacks of matrices, as experts do, and no call of "
+    "torch.nn.functional.grouped_mm was seen, which kernels take"
+)
+# Their weights have as many dimensions.
+_CONVOLUTIONS: tuple[Any, ...] = (torch.nn.modules.conv._ConvNd,)  # noqa: SLF001 - of all of them
+_DIMENSIONS_OF_STACKS = 3
 
 _COMPILED = (
     "it is in a module that torch.compile has compiled, which calls no layer; use "
@@ -88,7 +97,7 @@ class ModelLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OtherLayer(ModelLayer):
-    """A module with products of its own, such as an LSTM, which stays as it is."""
+    """A module with products of its own, such as an LSTM or experts, which stays as it is."""
 
     @property
     def wanted(self) -> WantedLayer | None:
@@ -111,7 +120,8 @@ def model_layers(
 ) -> list[ModelLayer]:
     """Return the linear layers of a model, with the `rows` that are given, or that calls show.
 
-    Recurrent modules are among them, and stay as they are. The calls are made inside `around`.
+    Recurrent modules and experts are among them, and stay as they are. The calls are made inside
+    `around`.
     """
     compiled = compiled_in(model)
     modules = {name: module for name, module in model.named_modules() if is_linear(module)}
@@ -127,6 +137,9 @@ def model_layers(
         own = seen.get(name, ())
         if isinstance(module, _RECURRENT):
             found.append(OtherLayer(name=name, module=module, rows=(), why_left=_IN_OPERATOR))
+        elif stacks := _stacks_of_matrices(module):
+            of_experts = f"{_OF_EXPERTS} ({', '.join(map(quoted, stacks))})"
+            found.append(OtherLayer(name=name, module=module, rows=(), why_left=of_experts))
         elif name in modules:
             left = _COMPILED if id(module) in compiled else None
             why = left or _why_left(module, own, is_bypassed=name in bypassed)
@@ -134,6 +147,20 @@ def model_layers(
                 ModelLayer(name=name, module=module, rows=own, why_left=why, reduction=reduction)
             )
     return found
+
+
+def _stacks_of_matrices(module: Any) -> list[str]:  # noqa: ANN401 - a module
+    """Return the names of parameters that are several matrices in one array."""
+    if isinstance(module, _CONVOLUTIONS):
+        return []
+    return [
+        name
+        for name, weights in module.named_parameters(recurse=False)
+        if not torch.nn.parameter.is_lazy(weights)
+        and weights.is_floating_point()
+        and weights.dim() == _DIMENSIONS_OF_STACKS
+        and min(weights.shape) > 1  # others are positions, or added
+    ]
 
 
 def _bypassed(model: Any, modules: Mapping[str, Any]) -> frozenset[str]:  # noqa: ANN401 - a module

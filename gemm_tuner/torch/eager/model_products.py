@@ -1,4 +1,4 @@
-"""The products of two activations and attention that modules of a model compute in eager mode."""
+"""The products and attention that modules of a model compute themselves in eager mode."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,16 +13,23 @@ from torch.overrides import TorchFunctionMode
 
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.weight_layout import WeightLayout
-from gemm_tuner.layers.wanted import WantedProduct
+from gemm_tuner.layers.wanted import WantedGroups, WantedProduct
 from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text
 from gemm_tuner.torch.calls import compiled_in, is_compiled
-from gemm_tuner.torch.eager.tuned_products import ATTENTION, PRODUCTS, TunedProducts
+from gemm_tuner.torch.eager.model_layers import ModelLayer, OtherLayer
+from gemm_tuner.torch.eager.tuned_products import (
+    ATTENTION,
+    GROUPED,
+    PRODUCTS,
+    TunedProducts,
+    groups_of,
+)
 from gemm_tuner.torch.operators import TYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProducts:
-    """A module whose `forward` computes products of two activations or attention.
+    """A module whose `forward` computes products of two activations, of groups, or attention.
 
     `wanted` are the products that kernels may compute, each with how many there are in a call.
     `looks` is how many functions of PyTorch a call of the module makes: each takes longer where
@@ -43,6 +50,14 @@ class ModelProducts:
         return ", ".join(problem_text(one, batch) for one, batch in parts)
 
 
+def without_seen(
+    layers: Sequence[ModelLayer], products: Sequence[ModelProducts]
+) -> list[ModelLayer]:
+    """Return the layers of a model but experts whose products were seen."""
+    seen = {id(one.module) for one in products}
+    return [one for one in layers if not (isinstance(one, OtherLayer) and id(one.module) in seen)]
+
+
 @dataclass(slots=True)
 class _Seen:
     """The products of a module, by all but their rows: these, and how many there are."""
@@ -61,11 +76,22 @@ def _products_of(name: str, module: Any, seen: _Seen) -> ModelProducts:  # noqa:
     return ModelProducts(
         name=name,
         module=module,
-        wanted=tuple(replace(one, rows=tuple(sorted(rows))) for one, rows in seen.rows.items()),
+        wanted=tuple(replace(one, rows=_asked(one, rows)) for one, rows in seen.rows.items()),
         batches=tuple(seen.batches[one] for one in seen.rows),
         looks=seen.looks / seen.calls,
         why_left=_why_not_wrapped(module),
     )
+
+
+def _asked(wanted: WantedProduct, seen: set[int]) -> tuple[int | str, ...]:
+    """Return the numbers of rows to ask for.
+
+    Each call has groups of other sizes: all up to a power of two are asked for.
+    """
+    most = 1 << (max(seen) - 1).bit_length()
+    if not isinstance(wanted, WantedGroups) or most <= 2:
+        return tuple(sorted(seen))
+    return 1, f"2..{most}"
 
 
 def _why_not_wrapped(module: Any) -> str | None:  # noqa: ANN401 - a module
@@ -176,14 +202,17 @@ class Seeing(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is
         return function(*args, **given)
 
     def _note(self, function: Any, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:  # noqa: ANN401
+        seen = self._seen[self._inside[-1]]
+        found = None
         if function is ATTENTION:
             found = _attention_of(*args, **given)
         elif function in PRODUCTS and len(args) == 2 and not given:
             found = _product_of(*args)
-        else:
-            return
+        elif function is GROUPED and (groups := groups_of(*args, **given)) is not None:
+            for one in _groups_in(*groups):
+                seen.add(*one)
         if found is not None:
-            self._seen[self._inside[-1]].add(*found)
+            seen.add(*found)
 
 
 @contextmanager
@@ -232,14 +261,39 @@ def _product_of(x: Any, w: Any) -> tuple[WantedProduct, int, int] | None:  # noq
     """Return the product of a call, how many rows and products; None if no kernel is for such."""
     if x.dim() < 3 or w.dim() < 2:  # others are rather of weights
         return None
-    has_columns = w.stride(-1) != 1 and w.stride(-2) == 1
     return _wanted(
         (x, w),
         operation=Operation.MATMUL,
         sizes=(x.shape[-2], w.shape[-1], x.shape[-1]),
         batch=x.shape[:-2].numel(),
-        layout=WeightLayout.NK if has_columns else WeightLayout.KN,
+        layout=_layout_of(w),
     )
+
+
+def _groups_in(x: Any, w: Any, ends: Any) -> list[tuple[WantedProduct, int, int]]:  # noqa: ANN401
+    """Return the products of groups of rows, each with how many rows and groups there are."""
+    if (x.dim(), w.dim(), ends.dim()) != (2, 3, 1):
+        return []
+    sizes = ends.diff(prepend=ends.new_zeros(1))
+    rows = sizes[sizes > 0].tolist()
+    found = [
+        _wanted(
+            (x, w.detach()),  # it may be a parameter
+            operation=Operation.MATMUL,
+            sizes=(one, w.shape[-1], w.shape[-2]),
+            batch=len(rows),
+            layout=_layout_of(w),
+            kind=WantedGroups,
+        )
+        for one in set(rows)
+    ]
+    return [one for one in found if one is not None]
+
+
+def _layout_of(w: Any) -> WeightLayout:  # noqa: ANN401 - a tensor
+    """Return how w (..., k, n) lies."""
+    has_columns = w.stride(-1) != 1 and w.stride(-2) == 1
+    return WeightLayout.NK if has_columns else WeightLayout.KN
 
 
 def _wanted(
@@ -250,6 +304,7 @@ def _wanted(
     batch: int,
     epilogue: str = "none",
     layout: WeightLayout = WeightLayout.NK,
+    kind: type[WantedProduct] = WantedProduct,
 ) -> tuple[WantedProduct, int, int] | None:
     dtype = arrays[0].dtype
     is_plain = all(
@@ -259,13 +314,13 @@ def _wanted(
     if not is_plain or dtype not in TYPES or not (batch and rows and n and k):
         return None
     threads = torch.get_num_threads()
-    wanted = WantedProduct(
+    wanted = kind(
         n=n,
         k=k,
         rows=(),
         dtype=TYPES[dtype],
         epilogue=epilogue,
-        threads=1 if batch >= threads else threads,
+        threads=threads if kind is WantedGroups or batch < threads else 1,
         w_layout=layout.value,
         operation=operation.value,
         beside=libraries_of_pytorch(TYPES[dtype]),

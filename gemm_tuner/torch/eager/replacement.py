@@ -29,7 +29,7 @@ from gemm_tuner.torch.asking import (
 from gemm_tuner.torch.calls import calls_of
 from gemm_tuner.torch.eager.integer_weights import is_of_torchao
 from gemm_tuner.torch.eager.model_layers import ModelLayer, Rows, model_layers
-from gemm_tuner.torch.eager.model_products import ModelProducts, Seeing
+from gemm_tuner.torch.eager.model_products import ModelProducts, Seeing, without_seen
 from gemm_tuner.torch.eager.packed_by_onednn import PackedByOneDnn, rows_by_onednn
 from gemm_tuner.torch.eager.packed_linear import hold_all_weights
 from gemm_tuner.torch.eager.tuned_conv1d import conv1d_classes
@@ -71,9 +71,9 @@ def replace(
 
     Linear layers stay the modules that they are, with their parameters, hooks and `state_dict`, and
     become `TunedLinear`, or `TunedConv1D` of transformers' `Conv1D`. A module that calls
-    `scaled_dot_product_attention`, `torch.matmul` or `torch.bmm` of two activations gets a
-    `forward` around its own, where a verdict serves a kernel for it. What has no kernel stays as it
-    is. `restore` takes it back.
+    `scaled_dot_product_attention`, `torch.matmul` or `torch.bmm` of two activations, or
+    `torch.nn.functional.grouped_mm` as experts do, gets a `forward` around its own, where a verdict
+    serves a kernel for it. What has no kernel stays as it is. `restore` takes it back.
 
     Args:
         model: a `torch.nn.Module`, changed in place.
@@ -113,6 +113,7 @@ def replace(
     seeing = Seeing(model)
     layers = model_layers(model, calls=calls, rows=rows, reduction=reduction, around=seeing.on())
     products = seeing.found if reduction == "any" else []
+    layers = without_seen(layers, products)
     asked = dict.fromkeys(one.wanted for one in layers if one.wanted)
     asked |= dict.fromkeys(wanted for one in products for wanted in one.wanted)
     tuned_s = budget_s if tune == "wait" else None

@@ -1,4 +1,4 @@
-"""A module whose products of two activations and attention call tuned kernels, in eager mode."""
+"""A module whose products and attention call tuned kernels, in eager mode."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +22,7 @@ _LOG = logging.getLogger(__name__)
 BATCHED = (torch.bmm, torch.Tensor.bmm)
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, *BATCHED)
 ATTENTION = functional.scaled_dot_product_attention
+GROUPED = torch._grouped_mm  # noqa: SLF001 - what `functional.grouped_mm` calls
 
 
 class _Taking(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -45,7 +46,22 @@ class _Taking(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it i
             if function in PRODUCTS and len(args) == 2 and not given:
                 is_bmm = function in BATCHED
                 return torch.ops.gemm_tuner.matmul_or_plain.default(*args, self._numbers, is_bmm)
+            if function is GROUPED and (groups := groups_of(*args, **given)) is not None:
+                return torch.ops.gemm_tuner.grouped_or_plain.default(*groups, self._numbers)
         return function(*args, **given)
+
+
+def groups_of(
+    x: Any,  # noqa: ANN401 - a tensor
+    w: Any,  # noqa: ANN401 - a tensor
+    offs: Any = None,  # noqa: ANN401 - a tensor or None
+    bias: Any = None,  # noqa: ANN401 - a tensor or None
+    out_dtype: Any = None,  # noqa: ANN401 - a type or None
+) -> tuple[Any, Any, Any] | None:
+    """Return x, w and where each group of rows ends; None where a call is of more than these."""
+    if offs is None or bias is not None or out_dtype is not None:
+        return None
+    return x, w, offs
 
 
 def _attend(  # noqa: PLR0917 - as in PyTorch
@@ -66,7 +82,9 @@ def _attend(  # noqa: PLR0917 - as in PyTorch
 
 
 class TunedProducts:
-    """The `forward` of a module whose products of two activations and attention call kernels.
+    """The `forward` of a module whose products and attention call kernels.
+
+    They are products of two activations, and those of groups of rows, as of experts.
 
     What is recorded for a derivative, traced, transformed, exported, compiled or under autocast is
     computed as without it, and so is what no kernel is for. `wanted` are the products.

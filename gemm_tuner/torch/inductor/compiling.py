@@ -41,7 +41,14 @@ from gemm_tuner.torch.inductor.epilogues import Step, steps_after
 from gemm_tuner.torch.inductor.exporting import write_kernels
 from gemm_tuner.torch.inductor.folding import fold_channels
 from gemm_tuner.torch.inductor.four_bits import without_whole_slices
-from gemm_tuner.torch.inductor.graphs import ATTENTION, FAST_PATHS, Graph, Node, is_recorded
+from gemm_tuner.torch.inductor.graphs import (
+    ATTENTION,
+    FAST_PATHS,
+    GROUPED,
+    Graph,
+    Node,
+    is_recorded,
+)
 from gemm_tuner.torch.inductor.joining import (
     groups_of,
     is_timed,
@@ -83,6 +90,10 @@ class Watched:
 _BY_FAST_PATH = (
     "PyTorch's fast path computes them in one operator; call "
     "torch.backends.mha.set_fastpath_enabled(False) before the model is compiled."
+)
+_OF_GROUPS = (
+    "how many rows each of its groups has, as of experts, is known when it runs; one operator of "
+    "PyTorch computes them all."
 )
 
 
@@ -187,7 +198,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         if why_left:
             self._leave("(a whole graph)", "all products", why_left)
             return
-        self._leave_fast_paths(graph)
+        self._leave_operators_of_many(graph)
         constants = constants_of(graph)
         as_one_product(graph, constants)
         constants = fold_channels(graph, constants)
@@ -321,10 +332,13 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         self._watched.layers[layer.number] = name, layer
         return layer
 
-    def _leave_fast_paths(self, graph: Graph) -> None:
+    def _leave_operators_of_many(self, graph: Graph) -> None:
+        """Tell of the operators that compute several products, which are left."""
         for node in graph.nodes:
             if node.target in FAST_PATHS:
                 self._leave(module_of(node), "all its products", _BY_FAST_PATH)
+            elif str(node.target) in GROUPED:
+                self._leave(module_of(node), "products of groups", _OF_GROUPS)
 
     def _leave(self, name: str, problem: str, reason: str) -> None:
         """Tell of what is left before its products are looked at."""

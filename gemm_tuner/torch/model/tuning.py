@@ -16,7 +16,7 @@ from gemm_tuner.layers.sources import AnySource, Source, open_source, seconds_of
 from gemm_tuner.machine.measuring_lock import measuring
 from gemm_tuner.torch.calls import Call, calls_of, compiled_in
 from gemm_tuner.torch.eager.model_layers import ModelLayer, model_layers
-from gemm_tuner.torch.eager.model_products import ModelProducts, Seeing
+from gemm_tuner.torch.eager.model_products import ModelProducts, Seeing, without_seen
 from gemm_tuner.torch.eager.packed_linear import hold_all_weights
 from gemm_tuner.torch.model.gains import LayerGain, ModelGain
 from gemm_tuner.torch.model.kinds import Kind, LinearKind, ProductsKind
@@ -132,7 +132,8 @@ def tune_calls(
         on_step("the model as it is", budget_s)
         seeing = Seeing(model)
         copied = [one.copied() for one in calls]
-        layers = model_layers(model, calls=copied, around=seeing.on())
+        seen = model_layers(model, calls=copied, around=seeing.on())
+        layers = without_seen(seen, seeing.found)
         why_left = _CAST if all(one.is_cast for one in calls) else None
         kinds = _kinds(layers, seeing.found, opened, why_left)
         for kind in kinds:

@@ -260,30 +260,38 @@ inline Lengths shape_with(const at::DimVector &products, int64_t rows, int64_t c
     return shape;
 }
 
+/* Compute y (..., m, n), whose memory is there and not empty, by a kernel. */
+inline void multiply(const LayerEntry &layer, const KernelEntry &kernel, const Tensor &x,
+                     const Tensor &w, const Tensor &y, const at::DimVector &products,
+                     const std::optional<Tensor> &bias = std::nullopt,
+                     const std::optional<Tensor> &other = std::nullopt, double scale = 1.0) {
+    const auto [w_rows, w_columns] = sizes_of_w(layer);
+    const int64_t m = x.size(-2);
+    const Lengths shape = shape_with(products, m, layer.n);
+    ActivationsCall call(layer, kernel);
+    call.arrays[array_x] = matrices_of(x, shape_with(products, m, layer.k));
+    call.arrays[array_w] = matrices_of(w, shape_with(products, w_rows, w_columns));
+    call.arrays[array_y] = matrices_of(y, shape);
+    call.read(scale, bias, other, shape);
+    call.run(m, layer.n, products);
+}
+
 /* Return y (..., m, n); `bias` is of n elements, and `other` is broadcast to y. */
 Tensor matmul(const Tensor &x, const Tensor &w, int64_t number, const std::optional<Tensor> &bias,
               const std::optional<Tensor> &other, double scale) {
     const LayerEntry &layer = matmul_numbered(number);
     const at::DimVector products = checked_products(layer, x, w);
-    const auto [w_rows, w_columns] = sizes_of_w(layer);
-    const int64_t m = x.size(-2), n = layer.n;
-    const Lengths shape = shape_with(products, m, n);
+    const Lengths shape = shape_with(products, x.size(-2), layer.n);
     const Operands given = operands_of(layer, scale, bias, other, shape);
     const bool is_empty = c10::multiply_integers(shape) == 0;
-    const KernelEntry *kernel = is_empty ? nullptr : kernel_for(layer, m);
+    const KernelEntry *kernel = is_empty ? nullptr : kernel_for(layer, x.size(-2));
     if (!is_empty && !kernel) {
         return matmul_plain(layer, x, w, given, shape);
     }
     Tensor y(at::detail::empty_cpu(shape, layer.types.y));
-    if (is_empty) {
-        return y;
+    if (!is_empty) {
+        multiply(layer, *kernel, x, w, y, products, bias, other, scale);
     }
-    ActivationsCall call(layer, *kernel);
-    call.arrays[array_x] = matrices_of(x, shape_with(products, m, layer.k));
-    call.arrays[array_w] = matrices_of(w, shape_with(products, w_rows, w_columns));
-    call.arrays[array_y] = matrices_of(y, shape);
-    call.read(scale, bias, other, shape);
-    call.run(m, n, products);
     return y;
 }
 

@@ -41,6 +41,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/clamp.h>
@@ -53,6 +54,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mish.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/round.h>
@@ -487,6 +489,8 @@ TORCH_LIBRARY(gemm_tuner, library) {
                 {at::Tag::pt2_compliant_tag});
     library.def("matmul_or_plain(Tensor x, Tensor w, int[] layers, bool is_bmm) -> Tensor",
                 {at::Tag::pt2_compliant_tag});
+    library.def("grouped_or_plain(Tensor x, Tensor w, Tensor ends, int[] layers) -> Tensor",
+                {at::Tag::pt2_compliant_tag});
     library.def("attention_or_plain(Tensor q, Tensor k, Tensor v, int[] layers, Tensor? mask=None, "
                 "float dropout=0.0, bool is_causal=False, float? scale=None, "
                 "bool enable_gqa=False) -> Tensor",
@@ -497,6 +501,7 @@ TORCH_LIBRARY(gemm_tuner, library) {
 TORCH_LIBRARY_IMPL(gemm_tuner, CompositeImplicitAutograd, library) {
     library.impl("linear_or_plain", linear_or_plain);
     library.impl("matmul_or_plain", matmul_or_plain);
+    library.impl("grouped_or_plain", grouped_or_plain);
     library.impl("attention_or_plain", attention_or_plain);
     library.impl("read_layers", read_layers);
 }

@@ -1,0 +1,210 @@
+"""Experts, whose weights are one array for all: products of groups of rows."""
+
+import copy
+import pickle
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.proof, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+gt: Any = pytest.importorskip("gemm_tuner.torch")
+
+from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
+from torch_samples import check, operator_calls  # noqa: E402
+
+HIDDEN, WITHIN, EXPERTS = 64, 32, 4
+ENDS = [2, 2, 6, 7]
+GROUPED = "gemm_tuner::grouped_or_plain"
+
+
+class Experts(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """As `transformers` computes them, of rows that are sorted by their expert."""
+
+    def __init__(self, *, is_transposed: bool) -> None:
+        super().__init__()
+        sizes = [(2 * WITHIN, HIDDEN), (HIDDEN, WITHIN)]
+        shapes = [(k, n) if is_transposed else (n, k) for n, k in sizes]
+        self.gate_up, self.down = (
+            torch.nn.Parameter(torch.randn(EXPERTS, *shape) / 8) for shape in shapes
+        )
+        self.is_transposed = is_transposed
+
+    def multiplied(self, x: Any, w: Any, ends: Any) -> Any:  # noqa: ANN401 - tensors
+        w = w if self.is_transposed else w.transpose(1, 2)
+        return torch.nn.functional.grouped_mm(x, w, offs=ends)
+
+    def forward(self, x: Any, ends: Any) -> Any:  # noqa: ANN401 - tensors
+        gate, up = self.multiplied(x, self.gate_up, ends).chunk(2, -1)
+        return self.multiplied(gate.relu() * up, self.down, ends)
+
+
+class Model(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+    """A linear layer, positions, and a convolution with weights of three dimensions before them."""
+
+    def __init__(self, *, is_transposed: bool) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(HIDDEN, HIDDEN)
+        self.places = torch.nn.Parameter(torch.randn(1, 7, HIDDEN))
+        self.mixed = torch.nn.Conv1d(7, 7, 3, padding=1)
+        self.experts = Experts(is_transposed=is_transposed)
+
+    def forward(self, x: Any, ends: Any) -> Any:  # noqa: ANN401 - tensors
+        return self.experts(self.mixed(self.first(x) + self.places[0]), ends)
+
+
+def _sample(
+    dtype: str = "bfloat16", *, is_transposed: bool = False, ends: list[int] = ENDS
+) -> tuple[Any, Any, Any]:
+    """Return a model, x of seven rows, and where the rows of each expert end."""
+    torch.manual_seed(0)
+    type_ = getattr(torch, dtype)
+    model = Model(is_transposed=is_transposed).eval().to(type_)
+    return model, torch.randn(7, HIDDEN, dtype=type_), torch.tensor(ends, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_call_kernels(dtype: str, *, is_transposed: bool) -> None:
+    model, x, ends = _sample(dtype, is_transposed=is_transposed)
+    with torch.no_grad():
+        expected = model(x, ends)
+        report = gt.replace(model, (x, ends), source=Kernels())
+        check(model(x, ends), expected)
+        assert operator_calls(model, x, ends)[GROUPED] == 2
+        gt.restore(model)
+        assert torch.equal(model(x, ends), expected)
+    assert [one.name for one in report.taken] == ["first", "experts", "experts"]
+    assert not report.left
+    layout = "kn" if is_transposed else "nk"
+    type_ = "f32" if dtype == "float32" else "bf16"
+    assert [one.problem for one in report.taken][1:] == [
+        f"3 of matmul {type_} 1,2..4x{2 * WITHIN}x{HIDDEN} {layout} none",
+        f"3 of matmul {type_} 1,2..4x{HIDDEN}x{WITHIN} {layout} none",
+    ]
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [[0, 0, 0, 7], [7, 7, 7, 7], [1, 2, 3, 4], [0, 0, 0, 0], [2, 2, 6, 6], [1, 6, 6, 7]],
+    ids=str,
+)
+def test_groups_have_any_number_of_rows(ends: list[int]) -> None:
+    """Seven are more than the kernels take; the rows behind the last group are nobody's."""
+    model, x, first_ends = _sample("float32")
+    with torch.no_grad():
+        gt.replace(model, (x, first_ends), source=Kernels())
+        given = torch.tensor(ends, dtype=torch.int32)
+        hidden = torch.randn(7, HIDDEN)
+        y = model.experts(hidden, given)
+        weights = model.experts.gate_up, model.experts.down
+        for row in range(7):
+            group = next((one for one, end in enumerate(ends) if row < end), None)
+            if group is None:
+                assert not y[row].any()
+                continue
+            gate, up = (weights[0][group] @ hidden[row]).chunk(2)
+            check(y[row], weights[1][group] @ (gate.relu() * up))
+
+
+@pytest.mark.parametrize(
+    "ends", [[2, 1, 6, 7], [-1, 2, 6, 7], [2, 2, 6, 8]], ids=["falling", "negative", "beyond"]
+)
+def test_ends_that_are_none_are_left_to_pytorch(ends: list[int]) -> None:
+    model, x, first_ends = _sample("float32")
+    with torch.no_grad():
+        gt.replace(model, (x, first_ends), source=Kernels())
+        given = torch.tensor(ends, dtype=torch.int32)
+        w = model.experts.gate_up.transpose(1, 2)
+        numbers = model.experts.forward._numbers
+        calls = _plain_calls(lambda: torch.ops.gemm_tuner.grouped_or_plain(x, w, given, numbers))
+    assert calls == 1
+
+
+def _plain_calls(call: Any) -> int:  # noqa: ANN401 - a function
+    """Return how often PyTorch's own operator is called, whatever it makes of its arguments."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile, suppress(RuntimeError):
+        call()
+    return sum(one.count for one in profile.key_averages() if one.key == "aten::_grouped_mm")
+
+
+def test_weights_that_change_are_read() -> None:
+    model, x, ends = _sample("float32")
+    with torch.no_grad():
+        gt.replace(model, (x, ends), source=Kernels())
+        model(x, ends)
+        model.experts.down.data.mul_(2)
+        tuned = model(x, ends)
+        gt.restore(model)
+        check(tuned, model(x, ends))
+
+
+def test_copies_and_pickles_of_experts_compute_alike() -> None:
+    model, x, ends = _sample("float32")
+    with torch.no_grad():
+        expected = model(x, ends)
+        gt.replace(model, (x, ends), source=Kernels())
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):  # noqa: S301
+            check(other(x, ends), expected)
+
+
+def test_experts_are_trained_as_without_kernels() -> None:
+    model, x, ends = _sample("bfloat16")
+    plain = copy.deepcopy(model)
+    gt.replace(model, (x, ends), source=Kernels())
+    for one in (model, plain):
+        one(x, ends).float().sum().backward()
+    check(model.experts.down.grad, plain.experts.down.grad)
+
+
+def test_autocast_is_left_to_pytorch() -> None:
+    model, x, ends = _sample("float32")
+    with torch.no_grad():
+        gt.replace(model, (x, ends), source=Kernels())
+        w = model.experts.gate_up.transpose(1, 2).bfloat16()
+        with torch.autocast("cpu"):
+            y = model.experts.multiplied(x.bfloat16(), model.experts.gate_up.bfloat16(), ends)
+        assert y.dtype is torch.bfloat16
+        check(y, torch.nn.functional.grouped_mm(x.bfloat16(), w, offs=ends))
+
+
+@pytest.mark.parametrize("why", ["fixed", "rows", "another function"])
+def test_experts_that_are_left_have_a_line(why: str) -> None:
+    model, x, ends = _sample("float32")
+    if why == "another function":
+        model.experts.multiplied = lambda x, w, _ends: x @ w[0].mT
+    given: dict[str, dict[str, Any]] = {
+        "fixed": {"example_inputs": (x, ends), "reduction": "fixed"},
+        "rows": {"rows": [7]},
+        "another function": {"example_inputs": (x, ends)},
+    }
+    report = gt.replace(model, source=Kernels(), **given[why])
+    assert [one.name for one in report.taken] == ["first"]
+    [left] = report.left
+    assert left.text == (
+        "experts: left: Experts: it multiplies by stacks of matrices, as experts do, and no call "
+        "of torch.nn.functional.grouped_mm was seen, which kernels take (gate_up, down)"
+    )
+
+
+def test_experts_are_tuned_inside_the_model() -> None:
+    model, x, ends = _sample("float32")
+    with torch.no_grad():
+        expected = model(x, ends)
+        gain = gt.tune_model(model, (x, ends), source=Kernels(), budget_s=0)
+        check(model(x, ends), expected)
+    assert any("matmul f32" in one.problem for one in gain.layers)
+
+
+def test_compiled_experts_have_a_line_for_each_of_their_operators() -> None:
+    model, x, ends = _sample()
+    with torch.no_grad():
+        expected = model(x, ends)
+        enabled = gt.enable(Kernels())
+        check(torch.compile(model)(x, ends), expected)
+    assert [one.name for one in enabled.report.taken] == ["first"]
+    assert [one.name for one in enabled.report.left] == ["experts", "experts"]
+    assert "as of experts" in str(enabled.report)
