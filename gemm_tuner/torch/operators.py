@@ -73,6 +73,7 @@ _HEADERS = (
     "rows",
     "calls",
     "matmul",
+    "groups",
     "attention",
     "onednn",
     "packing",
@@ -406,7 +407,8 @@ def _register_flop() -> None:
     ) -> int:
         return 2 * math.prod(out_shape) * x[-1]
 
-    register_flop_formula(torch.ops.gemm_tuner.matmul)(count_products)
+    for one in (torch.ops.gemm_tuner.matmul, torch.ops.gemm_tuner.grouped_matmul):
+        register_flop_formula(one)(count_products)
 
     def count_attention(
         q: Sequence[int], k: Sequence[int], _v: object, *_rest: object, **_keywords: object

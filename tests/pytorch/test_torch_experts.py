@@ -15,9 +15,13 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import check, operator_calls  # noqa: E402
 
+from gemm_tuner.layers.wanted import WantedGroups  # noqa: E402
+from gemm_tuner.torch.operators import add_layer  # noqa: E402
+
 HIDDEN, WITHIN, EXPERTS = 64, 32, 4
 ENDS = [2, 2, 6, 7]
 GROUPED = "gemm_tuner::grouped_or_plain"
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2}  # of the norm
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -199,12 +203,91 @@ def test_experts_are_tuned_inside_the_model() -> None:
     assert any("matmul f32" in one.problem for one in gain.layers)
 
 
-def test_compiled_experts_have_a_line_for_each_of_their_operators() -> None:
-    model, x, ends = _sample()
+@pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}], ids=["python", "cpp"])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_compiled_experts_call_kernels(options: dict[str, bool], *, is_transposed: bool) -> None:
+    model, x, ends = _sample(is_transposed=is_transposed)
+    others = torch.tensor([0, 0, 6, 6], dtype=torch.int32)
     with torch.no_grad():
-        expected = model(x, ends)
+        expected = [model(x, one) for one in (ends, others)]
         enabled = gt.enable(Kernels())
-        check(torch.compile(model)(x, ends), expected)
-    assert [one.name for one in enabled.report.taken] == ["first"]
-    assert [one.name for one in enabled.report.left] == ["experts", "experts"]
-    assert "as of experts" in str(enabled.report)
+        compiled = torch.compile(model, options=options)
+        check(compiled(x, ends), expected[0])
+        check(compiled(x, others)[:6], expected[1][:6])  # the last is of no group
+    assert not enabled.report.left
+    layout = "kn" if is_transposed else "nk"
+    assert [one.problem for one in enabled.report.taken][1:] == [
+        f"matmul bf16 1,2..4x{2 * WITHIN}x{HIDDEN} {layout} none",
+        f"matmul bf16 1,2..4x{HIDDEN}x{WITHIN} {layout} none",
+    ]
+
+
+def test_compiled_experts_of_any_number_of_tokens_are_asked_for() -> None:
+    model, _x, _ends = _sample()
+    source = Kernels()
+    with torch.no_grad():
+        enabled = gt.enable(source, dynamic_rows=["1..8"])
+        layer = torch.compile(model.experts)
+        for rows in (7, 9):
+            given = torch.randn(rows, HIDDEN).bfloat16()
+            torch._dynamo.mark_dynamic(given, 0)
+            last = torch.tensor([2, 2, 6, rows], dtype=torch.int32)
+            check(layer(given, last), model.experts(given, last))
+    assert {one.rows for one in source.asked} == {("1..8",)}
+    assert len(enabled.report.taken) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"x": (7, HIDDEN + 1)}, "its last dimension must be 64"),
+        ({"x": (1, 7, HIDDEN)}, "a matrix for each group"),
+        ({"w": (EXPERTS, HIDDEN, 2 * WITHIN + 1)}, "its last two dimensions must be"),
+        ({"ends": [2, 1, 6, 7]}, "in rising order"),
+        ({"ends": [2, 2, 6, 8]}, "in rising order"),
+        ({"ends": [-1, 2, 6, 7]}, "in rising order"),
+        ({"ends": [2, 2, 7]}, "in rising order"),
+    ],
+    ids=str,
+)
+def test_the_operator_refuses_what_are_no_groups(change: dict[str, Any], told: str) -> None:
+    wanted = WantedGroups(
+        n=2 * WITHIN,
+        k=HIDDEN,
+        rows=("1..8",),
+        dtype="f32",
+        epilogue="none",
+        threads=1,
+        w_layout="kn",
+    )
+    layer = add_layer(Kernels().find(wanted).kernels)
+    x = torch.randn(*change.get("x", (7, HIDDEN)))
+    w = torch.randn(*change.get("w", (EXPERTS, HIDDEN, 2 * WITHIN)))
+    ends = torch.tensor(change.get("ends", ENDS))
+    with pytest.raises(RuntimeError, match=told):
+        torch.ops.gemm_tuner.grouped_matmul(x, w, ends, layer.number)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Dynamo, on transformers
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_of_transformers_are_taken(dtype: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "vocab_size": 99}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.MixtralConfig(**sizes, **heads)
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(config).eval().to(getattr(torch, dtype))
+    prompt, other = torch.arange(3, 20)[None], torch.arange(5, 36).reshape(1, -1)
+    with torch.no_grad():
+        expected = [model(one).logits for one in (prompt, other)]
+        report = gt.replace(model, prompt, source=Kernels())
+        for one, y in zip((prompt, other), expected, strict=True):
+            assert float((model(one).logits - y).norm() / y.norm()) < TOLERANCE[dtype]
+        gt.restore(model)
+        enabled = gt.enable(Kernels())
+        y = torch.compile(model)(prompt).logits
+        assert float((y - expected[0]).norm() / expected[0].norm()) < TOLERANCE[dtype]
+    for one in (report, enabled.report):
+        taken = [layer.name for layer in one.taken]
+        assert taken.count("model.layers.0.mlp.experts") == 2, one
+        assert not one.left, one

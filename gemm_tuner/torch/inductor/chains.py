@@ -7,10 +7,11 @@ from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.torch.inductor.activations import Activations
 from gemm_tuner.torch.inductor.attention import Attention
 from gemm_tuner.torch.inductor.epilogues import Step, steps_after
+from gemm_tuner.torch.inductor.groups import Groups
 from gemm_tuner.torch.inductor.products import Product
 from gemm_tuner.torch.inductor.weight_only import WeightOnly
 
-OfActivations = Activations | Attention
+OfActivations = Activations | Attention | Groups
 AnyProduct = Product | OfActivations
 
 # What the operators read after a product: a layer of its own, or one of a batch, bytes or an image.

@@ -26,7 +26,7 @@ from gemm_tuner.layers.sources import (
     find_or_tell,
     tune_or_tell,
 )
-from gemm_tuner.layers.wanted import FoundLayer, WantedLayer, WantedProduct
+from gemm_tuner.layers.wanted import FoundLayer, WantedGroups, WantedLayer, WantedProduct
 from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text, without_old_kernels
 from gemm_tuner.torch.inductor.activations import (
     Activations,
@@ -41,14 +41,8 @@ from gemm_tuner.torch.inductor.epilogues import Step, steps_after
 from gemm_tuner.torch.inductor.exporting import write_kernels
 from gemm_tuner.torch.inductor.folding import fold_channels
 from gemm_tuner.torch.inductor.four_bits import without_whole_slices
-from gemm_tuner.torch.inductor.graphs import (
-    ATTENTION,
-    FAST_PATHS,
-    GROUPED,
-    Graph,
-    Node,
-    is_recorded,
-)
+from gemm_tuner.torch.inductor.graphs import ATTENTION, FAST_PATHS, Graph, Node, is_recorded
+from gemm_tuner.torch.inductor.groups import Groups, groups_of_rows, insert_groups
 from gemm_tuner.torch.inductor.joining import (
     groups_of,
     is_timed,
@@ -90,10 +84,6 @@ class Watched:
 _BY_FAST_PATH = (
     "PyTorch's fast path computes them in one operator; call "
     "torch.backends.mha.set_fastpath_enabled(False) before the model is compiled."
-)
-_OF_GROUPS = (
-    "how many rows each of its groups has, as of experts, is known when it runs; one operator of "
-    "PyTorch computes them all."
 )
 
 
@@ -164,7 +154,7 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         number of a layer follows from the bytes of its kernels. Without, the pass changes nothing.
         The number rises when the code that calls them changes.
         """
-        return "gemm_tuner.torch 7"
+        return "gemm_tuner.torch 8"
 
     def write_kernels(self, folder: str | Path) -> Path:
         """Write the kernels of what was compiled since this was enabled, and the operators.
@@ -198,22 +188,23 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         if why_left:
             self._leave("(a whole graph)", "all products", why_left)
             return
-        self._leave_operators_of_many(graph)
+        self._leave_fast_paths(graph)
         constants = constants_of(graph)
         as_one_product(graph, constants)
         constants = fold_channels(graph, constants)
         without_whole_slices(graph)
         varying = frozenset() if is_inner(graph) else activations_of(graph, constants)
-        groups = groups_of(products_of(graph.nodes, constants), constants)
-        of_first = {group[0].node: [part.node for part in group] for group in groups}
+        alike = groups_of(products_of(graph.nodes, constants), constants)
+        of_first = {group[0].node: [part.node for part in group] for group in alike}
         joined: set[Node] = set()
         remarks: dict[Node, str] = {}
         is_changed = False
         for node in list(graph.nodes):
             if node in joined:
                 continue
-            if node in varying:
-                of_activations = _of_activations(node)
+            groups = groups_of_rows(node)
+            if node in varying or groups is not None:
+                of_activations = groups or _of_activations(node)
                 is_changed |= of_activations is not None and self._replace(graph, of_activations)
                 continue
             # Of the nodes as they are now: what products read may have been replaced meanwhile.
@@ -308,6 +299,8 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
     ) -> None:
         if isinstance(product, Attention):
             insert_attention(graph, product, layer.number)
+        elif isinstance(product, Groups):
+            insert_groups(graph, product, layer.number)
         elif isinstance(product, Activations):
             insert_matmul(graph, product, layer.number, steps)
         else:
@@ -332,13 +325,10 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         self._watched.layers[layer.number] = name, layer
         return layer
 
-    def _leave_operators_of_many(self, graph: Graph) -> None:
-        """Tell of the operators that compute several products, which are left."""
+    def _leave_fast_paths(self, graph: Graph) -> None:
         for node in graph.nodes:
             if node.target in FAST_PATHS:
                 self._leave(module_of(node), "all its products", _BY_FAST_PATH)
-            elif str(node.target) in GROUPED:
-                self._leave(module_of(node), "products of groups", _OF_GROUPS)
 
     def _leave(self, name: str, problem: str, reason: str) -> None:
         """Tell of what is left before its products are looked at."""
@@ -374,7 +364,10 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
         n, k = product.sizes
         rows = product.rows
         asked: tuple[int | str, ...]
-        if isinstance(rows, torch.SymInt):
+        if isinstance(product, Groups):
+            bounds = (0, 2**62)
+            asked = self._dynamic_rows or product.likely_rows
+        elif isinstance(rows, torch.SymInt):
             environment = rows.node.shape_env
             bound = environment.bound_sympy(rows.node.expr)
             bounds = _int_or(bound.lower, 0), _int_or(bound.upper, 2**62)
@@ -389,7 +382,8 @@ class TunedLinears(CustomGraphPass):  # type: ignore[misc]  # without PyTorch, i
             least_n = None
             if keys is not None and isinstance(n, torch.SymInt):
                 least_n, n = keys.low, keys.high
-            make = partial(WantedProduct, operation=product.operation, least_n=least_n)
+            kind = WantedGroups if isinstance(product, Groups) else WantedProduct
+            make = partial(kind, operation=product.operation, least_n=least_n)
         wanted = make(
             n=n,
             k=k,

@@ -26,8 +26,6 @@ FAST_PATHS = frozenset(
         ATEN._native_multi_head_attention.default,  # noqa: SLF001
     }
 )
-# The products of groups of rows, each with a matrix of its own, as `transformers` has of experts.
-GROUPED = frozenset({"aten._grouped_mm.default", "transformers.grouped_mm_fallback.default"})
 CASTS = frozenset({PRIMS.convert_element_type.default, ATEN._to_copy.default})  # noqa: SLF001
 TRANSPOSES = frozenset({ATEN.permute.default, ATEN.t.default, ATEN.transpose.int})
 # What shows the elements of an array, or some of them, in another shape.

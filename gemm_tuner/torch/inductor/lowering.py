@@ -33,6 +33,7 @@ _ARGUMENTS = {
     ),
     "patches": (_ARRAY, *("const int64_t*", "int64_t") * 4),
     "matmul": (_ARRAY, _ARRAY, "int64_t", _MAYBE, _MAYBE, "double"),
+    "grouped_matmul": (_ARRAY, _ARRAY, _ARRAY, "int64_t"),
     "attention": (_ARRAY, _ARRAY, _ARRAY, "int64_t", _MAYBE, "double"),
 }
 

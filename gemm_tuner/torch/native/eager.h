@@ -95,50 +95,18 @@ Tensor matmul_or_plain(const Tensor &x, const Tensor &w, at::IntArrayRef numbers
     return is_bmm ? at::bmm(x, w) : at::matmul(x, w);
 }
 
-/* Whether groups of rows, each of which ends where `ends` says, follow each other in x. */
-bool are_groups(const Tensor &ends, const Tensor &x, const Tensor &w) {
-    if (x.dim() != 2 || w.dim() != 3 || ends.dim() != 1 || !is_plain(ends, at::kInt) ||
-        ends.size(0) != w.size(0) || !ends.is_contiguous()) {
-        return false;
-    }
-    const int32_t *first = ends.const_data_ptr<int32_t>(), *last = first + ends.size(0);
-    return first != last && *first >= 0 && last[-1] <= x.size(0) && std::is_sorted(first, last);
-}
-
-/* The products of groups that have rows; those behind all groups are zeros. */
-Tensor multiply_groups(const LayerEntry &layer, const Tensor &x, const Tensor &w,
-                       const Tensor &ends) {
-    at::AutoDispatchBelowADInplaceOrView below;
-    const Tensor read = layer.w == Weights::kn ? w : w.mT();
-    const int32_t *end = ends.const_data_ptr<int32_t>();
-    Tensor y(at::detail::empty_cpu({x.size(0), layer.n}, layer.types.y));
-    int64_t begin = 0;
-    for (int64_t group = 0; group < ends.size(0); group++) {
-        const int64_t rows = end[group] - begin;
-        const Tensor own_x = x.narrow(0, begin, rows);
-        Tensor own_y = y.narrow(0, begin, rows);
-        const KernelEntry *kernel = kernel_for(layer, rows);
-        if (rows && kernel) {
-            multiply(layer, *kernel, own_x, read.select(0, group), own_y, {});
-        } else if (rows) {
-            at::mm_out(own_y, own_x, w.select(0, group));
-        }
-        begin = end[group];
-    }
-    y.narrow(0, begin, y.size(0) - begin).zero_();
-    return y;
-}
-
 /* Return what `torch.nn.functional.grouped_mm` does: the rows of x before ends[0] times w[0], those
  * from there before ends[1] times w[1], and so on. */
 Tensor grouped_or_plain(const Tensor &x, const Tensor &w, const Tensor &ends,
                         at::IntArrayRef numbers) {
-    const bool is_usual =
-        !at::autocast::is_autocast_enabled(at::kCPU) && are_groups(ends, x, w);
+    const bool is_usual = !at::autocast::is_autocast_enabled(at::kCPU) && x.dim() == 2 &&
+                          w.dim() == 3 && is_plain(ends, at::kInt) &&
+                          are_ends(ends, w.size(0), x.size(0));
     for (const int64_t number : is_usual ? numbers : at::IntArrayRef()) {
         const LayerEntry &layer = layer_numbered(number);
         if (is_product_read(layer, x, w)) {
-            return multiply_groups(layer, x, w, ends);
+            at::AutoDispatchBelowADInplaceOrView below;
+            return multiply_groups(layer, x, layer.w == Weights::kn ? w : w.mT(), ends);
         }
     }
     return at::_grouped_mm(x, w, ends);

@@ -95,6 +95,7 @@ using at::Tensor;
 #include "rows.h"
 #include "calls.h"
 #include "matmul.h"
+#include "groups.h"
 #include "attention.h"
 #include "onednn.h"
 #include "packing.h"
@@ -377,6 +378,16 @@ Tensor matmul_autograd(const Tensor &x, const Tensor &w, int64_t number,
     return op.call(x, w, number, bias, other, scale);
 }
 
+Tensor grouped_matmul_autograd(const Tensor &x, const Tensor &w, const Tensor &ends,
+                               int64_t number) {
+    check_not_recorded(x, w);
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("gemm_tuner::grouped_matmul", "")
+                               .typed<decltype(grouped_matmul)>();
+    at::AutoDispatchBelowADInplaceOrView below;
+    return op.call(x, w, ends, number);
+}
+
 /* Recorded tensors have PyTorch's own derivative. */
 Tensor attention_autograd(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
                           const std::optional<Tensor> &mask, double scale) {
@@ -484,6 +495,8 @@ TORCH_LIBRARY(gemm_tuner, library) {
     library.def("attention(Tensor q, Tensor k, Tensor v, int layer, Tensor? mask=None, "
                 "float scale=1.0) -> Tensor",
                 {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
+    library.def("grouped_matmul(Tensor x, Tensor w, Tensor ends, int layer) -> Tensor",
+                {at::Tag::pt2_compliant_tag, at::Tag::needs_fixed_stride_order});
     library.def("linear_or_plain(Tensor x, Tensor weight, Tensor? bias, Tensor packed, int layer, "
                 "bool is_fixed) -> Tensor",
                 {at::Tag::pt2_compliant_tag});
@@ -518,6 +531,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, CPU, library) {
     library.impl("fused_linear", fused_linear);
     library.impl("patches", patches);
     library.impl("matmul", matmul);
+    library.impl("grouped_matmul", grouped_matmul);
     library.impl("attention", attention);
 }
 
@@ -529,6 +543,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Meta, library) {
     library.impl("onednn_pack", onednn_pack_meta);
     library.impl("onednn_linear", onednn_linear_meta);
     library.impl("matmul", OnMeta<matmul_meta>::call);
+    library.impl("grouped_matmul", OnMeta<grouped_matmul_meta>::call);
     library.impl("attention", OnMeta<attention_meta>::call);
 }
 
@@ -539,6 +554,7 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
     library.impl("onednn_linear", onednn_linear_autograd);
     library.impl("patches", patches_autograd);
     library.impl("matmul", matmul_autograd);
+    library.impl("grouped_matmul", grouped_matmul_autograd);
     library.impl("attention", attention_autograd);
 }
 

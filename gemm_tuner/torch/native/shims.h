@@ -77,6 +77,15 @@ aoti_torch_cpu_gemm_tuner_matmul(AtenTensorHandle x, AtenTensorHandle w, int64_t
 }
 
 extern "C" __attribute__((visibility("default"))) AOTITorchError
+aoti_torch_cpu_gemm_tuner_grouped_matmul(AtenTensorHandle x, AtenTensorHandle w,
+                                         AtenTensorHandle ends, int64_t layer,
+                                         AtenTensorHandle *y) {
+    return give(y, [&] {
+        return grouped_matmul(given_array(x), given_array(w), given_array(ends), layer);
+    });
+}
+
+extern "C" __attribute__((visibility("default"))) AOTITorchError
 aoti_torch_cpu_gemm_tuner_attention(AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
                                     int64_t layer, const AtenTensorHandle *mask, double scale,
                                     AtenTensorHandle *y) {
