@@ -15,6 +15,7 @@ gt: Any = pytest.importorskip("gemm_tuner.torch")
 from torch_kernels import Kernels  # noqa: E402 - after PyTorch was found
 from torch_samples import check, operator_calls  # noqa: E402
 
+from gemm_tuner.errors import InvalidSetting  # noqa: E402
 from gemm_tuner.layers.wanted import WantedGroups  # noqa: E402
 from gemm_tuner.torch.operators import add_layer  # noqa: E402
 
@@ -243,10 +244,6 @@ def test_compiled_experts_of_any_number_of_tokens_are_asked_for() -> None:
         ({"x": (7, HIDDEN + 1)}, "its last dimension must be 64"),
         ({"x": (1, 7, HIDDEN)}, "a matrix for each group"),
         ({"w": (EXPERTS, HIDDEN, 2 * WITHIN + 1)}, "its last two dimensions must be"),
-        ({"ends": [2, 1, 6, 7]}, "in rising order"),
-        ({"ends": [2, 2, 6, 8]}, "in rising order"),
-        ({"ends": [-1, 2, 6, 7]}, "in rising order"),
-        ({"ends": [2, 2, 7]}, "in rising order"),
     ],
     ids=str,
 )
@@ -263,7 +260,7 @@ def test_the_operator_refuses_what_are_no_groups(change: dict[str, Any], told: s
     layer = add_layer(Kernels().find(wanted).kernels)
     x = torch.randn(*change.get("x", (7, HIDDEN)))
     w = torch.randn(*change.get("w", (EXPERTS, HIDDEN, 2 * WITHIN)))
-    ends = torch.tensor(change.get("ends", ENDS))
+    ends = torch.tensor(ENDS)
     with pytest.raises(RuntimeError, match=told):
         torch.ops.gemm_tuner.grouped_matmul(x, w, ends, layer.number)
 
@@ -291,3 +288,86 @@ def test_experts_of_transformers_are_taken(dtype: str) -> None:
         taken = [layer.name for layer in one.taken]
         assert taken.count("model.layers.0.mlp.experts") == 2, one
         assert not one.left, one
+
+
+def test_rows_are_those_of_linear_layers_beside_experts() -> None:
+    model, x, ends = _sample("float32")
+    report = gt.replace(model, (x, ends), rows=[1, "2..16"], source=Kernels())
+    assert [(one.name, one.rows) for one in report.taken] == [
+        ("first", (1, "2..16")),
+        ("experts", (1, "2..4")),
+        ("experts", (1, "2..4")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "ends", [[2, 1, 6, 7], [-1, 2, 6, 7], [2, 2, 6, 9]], ids=["falling", "negative", "beyond"]
+)
+def test_compiled_experts_make_of_such_ends_what_pytorch_does(ends: list[int]) -> None:
+    model, x, _ends = _sample()
+    given = torch.tensor(ends, dtype=torch.int32)
+    with torch.no_grad():
+        whole = model.experts(x, given)
+        gt.enable(Kernels())
+        y = torch.compile(model.experts)(x, given)
+        rows = [row for row in range(7) if ends[0] <= row < min(ends[-1], 7)]
+        check(y[rows[:1]], whole[rows[:1]])
+
+
+class _ByNames(Experts):
+    """Calls the function below `grouped_mm` by the names of its arguments."""
+
+    def multiplied(self, x: Any, w: Any, ends: Any) -> Any:  # noqa: ANN401 - tensors
+        w = w if self.is_transposed else w.transpose(1, 2)
+        return torch._grouped_mm(input=x, mat2=w, offs=ends)
+
+
+def test_arguments_may_have_names() -> None:
+    model, x, ends = _sample("float32")
+    model.experts.__class__ = _ByNames
+    with torch.no_grad():
+        expected = model(x, ends)
+        report = gt.replace(model, (x, ends), source=Kernels())
+        assert operator_calls(model, x, ends)[GROUPED] == 2
+        check(model(x, ends), expected)
+    assert not report.left
+
+
+def _on_meta(model: Any, x: Any, ends: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401
+    return model.experts.to("meta"), (x.to("meta"), ends.to("meta"))
+
+
+def _in_vmap(model: Any, x: Any, ends: Any) -> tuple[Any, tuple[Any, ...]]:  # noqa: ANN401
+    class Mapped(torch.nn.Module):  # type: ignore[misc]  # without PyTorch, it is Any
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = model.experts.gate_up
+
+        def forward(self, x: Any, ends: Any) -> Any:  # noqa: ANN401 - tensors
+            grouped = torch.nn.functional.grouped_mm
+            w = self.w.transpose(1, 2)
+            return torch.vmap(lambda x, ends: grouped(x, w, offs=ends))(x, ends)
+
+    return Mapped(), (x.expand(2, 7, HIDDEN), ends.expand(2, EXPERTS))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of vmap, which has no rule for groups
+@pytest.mark.parametrize("make", [_on_meta, _in_vmap])
+def test_ends_without_numbers_are_no_error(make: Any) -> None:  # noqa: ANN401 - a function
+    with torch.no_grad():
+        model, inputs = make(*_sample())
+        expected = model(*inputs)
+        report = gt.replace(model, inputs, source=Kernels())
+        assert model(*inputs).shape == expected.shape
+    assert not report.taken
+
+
+def test_experts_are_traced_as_without_kernels() -> None:
+    model, x, ends = _sample("float32")
+    with torch.no_grad():
+        expected = model(x, ends)
+        gt.replace(model, (x, ends), source=Kernels())
+        traced = torch.jit.trace(model, (x, ends), check_trace=False)
+        check(traced(x, ends), expected)
+        with pytest.raises(InvalidSetting, match=r"torch\.jit\.script cannot compile"):
+            torch.jit.script(model)

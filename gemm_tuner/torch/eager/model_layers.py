@@ -118,7 +118,7 @@ def model_layers(
     reduction: str = "any",
     around: AbstractContextManager[None] | None = None,
 ) -> list[ModelLayer]:
-    """Return the linear layers of a model, with the `rows` that are given, or that calls show.
+    """Return the linear layers of a model, with the `rows` that are given, or else that calls show.
 
     Recurrent modules and experts are among them, and stay as they are. The calls are made inside
     `around`.
@@ -126,11 +126,11 @@ def model_layers(
     compiled = compiled_in(model)
     modules = {name: module for name, module in model.named_modules() if is_linear(module)}
     watched = {name: one for name, one in modules.items() if id(one) not in compiled}
-    seen: Mapping[str, tuple[int | str, ...]] = (
-        {name: tuple(rows) for name in modules}
-        if rows is not None
-        else _rows_seen(model, watched, calls, around or nullcontext())
-    )
+    seen: Mapping[str, tuple[int | str, ...]] = {}
+    if calls:
+        seen = _rows_seen(model, watched, calls, around or nullcontext())
+    if rows is not None:
+        seen = dict.fromkeys(modules, tuple(rows))
     bypassed = _bypassed(model, modules)
     found: list[ModelLayer] = []
     for name, module in model.named_modules():

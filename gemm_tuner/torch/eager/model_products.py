@@ -17,6 +17,7 @@ from gemm_tuner.layers.wanted import WantedGroups, WantedProduct
 from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text
 from gemm_tuner.torch.calls import compiled_in, is_compiled
 from gemm_tuner.torch.eager.model_layers import ModelLayer, OtherLayer
+from gemm_tuner.torch.eager.tuned_linear import is_transformed
 from gemm_tuner.torch.eager.tuned_products import (
     ATTENTION,
     GROUPED,
@@ -272,6 +273,8 @@ def _product_of(x: Any, w: Any) -> tuple[WantedProduct, int, int] | None:  # noq
 
 def _groups_in(x: Any, w: Any, ends: Any) -> list[tuple[WantedProduct, int, int]]:  # noqa: ANN401
     """Return the products of groups of rows, each with how many rows and groups there are."""
+    if type(ends) is not torch.Tensor or not ends.is_cpu or is_transformed():  # it has no numbers
+        return []
     if (x.dim(), w.dim(), ends.dim()) != (2, 3, 1):
         return []
     sizes = ends.diff(prepend=ends.new_zeros(1))

@@ -79,8 +79,8 @@ def replace(
         model: a `torch.nn.Module`, changed in place.
         example_inputs: what the model is called with, once, to see how many rows each layer gets: a
             tensor, a tuple, or a dict of keyword arguments; or a list of these.
-        rows: the numbers of rows instead, such as `[1, 128]` or `["1..64"]`, for linear layers
-            alone.
+        rows: the numbers of rows of linear layers, such as `[1, 128]` or `["1..64"]`, in the place
+            of those that the example inputs show. Without such inputs, nothing else is taken.
         source: where kernels come from: a `Client`, the address of a service, the URL of a
             database, the path of a lock file; by default the user's own database.
         tune: `never`; or what the source lacks is tuned, by `wait` first, or by `background` while
@@ -94,14 +94,14 @@ def replace(
             activations stay as they are.
 
     Raises:
-        InvalidSetting: neither inputs nor rows are given, or both, or an argument cannot be used.
+        InvalidSetting: neither inputs nor rows are given, or an argument cannot be used.
         GemmTunerError: the source cannot be opened, or the operators cannot be built.
     """
     budget_s = check_tuning(tune, budget_s)
     if reduction not in ("any", "fixed"):
         raise InvalidSetting(f"reduction = {reduction!r} is not known; use 'any' or 'fixed'.")
-    if (example_inputs is None) == (rows is None):
-        raise InvalidSetting("give either example_inputs or rows, so that m is known.")
+    if example_inputs is None and rows is None:
+        raise InvalidSetting("give example_inputs or rows, so that m is known.")
     if rows is not None:
         check_rows("rows", rows)
         if not rows:
@@ -109,7 +109,7 @@ def replace(
     library()
     opened = within(open_source(source, may_tune=True), total_budget_s)
     hold_all_weights(model)
-    calls = [] if rows is not None else calls_of(example_inputs)
+    calls = [] if example_inputs is None else calls_of(example_inputs)
     seeing = Seeing(model)
     layers = model_layers(model, calls=calls, rows=rows, reduction=reduction, around=seeing.on())
     products = seeing.found if reduction == "any" else []

@@ -8,6 +8,7 @@ from types import CodeType, MethodType
 from typing import Any
 
 import torch
+from torch._jit_internal import FunctionModifiers
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -23,6 +24,7 @@ BATCHED = (torch.bmm, torch.Tensor.bmm)
 PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, *BATCHED)
 ATTENTION = functional.scaled_dot_product_attention
 GROUPED = torch._grouped_mm  # noqa: SLF001 - what `functional.grouped_mm` calls
+_OF_GROUPED = ("input", "mat2", "offs", "bias", "out_dtype")
 
 
 class _Taking(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it is Any
@@ -51,17 +53,12 @@ class _Taking(TorchFunctionMode):  # type: ignore[misc]  # without PyTorch, it i
         return function(*args, **given)
 
 
-def groups_of(
-    x: Any,  # noqa: ANN401 - a tensor
-    w: Any,  # noqa: ANN401 - a tensor
-    offs: Any = None,  # noqa: ANN401 - a tensor or None
-    bias: Any = None,  # noqa: ANN401 - a tensor or None
-    out_dtype: Any = None,  # noqa: ANN401 - a type or None
-) -> tuple[Any, Any, Any] | None:
+def groups_of(*args: Any, **given: Any) -> tuple[Any, Any, Any] | None:  # noqa: ANN401 - of a call
     """Return x, w and where each group of rows ends; None where a call is of more than these."""
-    if offs is None or bias is not None or out_dtype is not None:
-        return None
-    return x, w, offs
+    named = dict(zip(_OF_GROUPED, args, strict=False)) | given
+    x, w, ends, *more = (named.pop(name, None) for name in _OF_GROUPED)
+    is_more = named or any(one is not None for one in more)
+    return None if is_more or any(one is None for one in (x, w, ends)) else (x, w, ends)
 
 
 def _attend(  # noqa: PLR0917 - as in PyTorch
@@ -134,11 +131,13 @@ class TunedProducts:
 
     @property
     def _torchscript_modifier(self) -> object:
-        """Refuse `torch.jit.script`, which asks every `forward` for this.
+        """Refuse `torch.jit.script`, which asks every `forward` for this; so does a trace.
 
         Raises:
-            InvalidSetting: always.
+            InvalidSetting: nothing is being traced.
         """
+        if torch.jit._trace._trace_module_map is not None:  # noqa: SLF001 - a trace begins
+            return FunctionModifiers.DEFAULT
         name = f" {self.name!r}" if self.name else ""
         raise no_script(f"{type(self.module).__name__}{name}")
 
