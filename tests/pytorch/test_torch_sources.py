@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.measurement import Raced
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.machine.detect import detect_cpu
@@ -141,3 +142,23 @@ def test_a_verdict_for_attention_is_found_for_its_own_scores(tmp_path: Path, ste
     assert len(found.kernels) == (steps == "scale+causal")
     assert {one.problem for one in found.kernels} <= set(wanted.problems)
     assert bool(found.reasons) is (steps == "scale")
+
+
+@pytest.mark.parametrize(("beside", "saved_ns"), [((), 200.0), (("mkl",), 2200.0)])
+def test_a_kernel_saves_the_time_of_what_runs_in_its_place(
+    tmp_path: Path, beside: tuple[str, ...], saved_ns: float
+) -> None:
+    url = f"sqlite:///{tmp_path}/store.sqlite3"
+    trial = make_trial(call_ns=800)
+    assert trial.measurement is not None
+    raced = (
+        Raced(package="onednn-cpu-gomp 2023.2.0", baseline="onednn 3.2.0", call_ns=1000.0),
+        Raced(package="mkl 2026.0.0", baseline="mkl 2026.0", call_ns=3000.0),
+    )
+    trial = replace(trial, measurement=replace(trial.measurement, raced=raced))
+    _keep(url, Problem.parse("matmul f32 6x17x24 nk none"), trial)
+    wanted = WantedProduct(
+        n=17, k=24, rows=(6,), dtype="f32", epilogue="none", threads=1, beside=beside
+    )
+
+    assert StoredKernels(url).find(wanted).saved_ns == saved_ns
