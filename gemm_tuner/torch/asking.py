@@ -32,6 +32,12 @@ def check_rows(name: str, rows: Collection[int | str]) -> None:
         Rows.parse(str(one))
 
 
+def rows_up_to(count: int) -> tuple[int | str, ...]:
+    """Return what to ask for where calls have up to so many rows: one, and to a power of two."""
+    most = 1 << (count - 1).bit_length()
+    return {1: (1,), 2: (1, 2)}.get(most, (1, f"2..{most}"))
+
+
 def libraries_of_pytorch(dtype: str) -> tuple[str, ...]:
     """Return the libraries, by name, that compute products in PyTorch and not elsewhere."""
     return (_MKL,) if dtype == DType.F32.value and torch.backends.mkl.is_available() else ()

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.layers.wanted import WantedGroups, WantedProduct
-from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text
+from gemm_tuner.torch.asking import libraries_of_pytorch, problem_text, rows_up_to
 from gemm_tuner.torch.calls import compiled_in, is_compiled
 from gemm_tuner.torch.eager.model_layers import ModelLayer, OtherLayer
 from gemm_tuner.torch.eager.tuned_linear import is_transformed
@@ -85,14 +85,8 @@ def _products_of(name: str, module: Any, seen: _Seen) -> ModelProducts:  # noqa:
 
 
 def _asked(wanted: WantedProduct, seen: set[int]) -> tuple[int | str, ...]:
-    """Return the numbers of rows to ask for.
-
-    Each call has groups of other sizes: all up to a power of two are asked for.
-    """
-    most = 1 << (max(seen) - 1).bit_length()
-    if not isinstance(wanted, WantedGroups) or most <= 2:
-        return tuple(sorted(seen))
-    return 1, f"2..{most}"
+    """Return the numbers of rows to ask for: each call has groups of other sizes."""
+    return rows_up_to(max(seen)) if isinstance(wanted, WantedGroups) else tuple(sorted(seen))
 
 
 def _why_not_wrapped(module: Any) -> str | None:  # noqa: ANN401 - a module

@@ -52,6 +52,11 @@ class Factor:
         """Return whether a column is dense, and the next lies behind it."""
         return _is_dense(self.node.meta["val"], -1 if self.is_turned else -2)
 
+    @property
+    def layout(self) -> str:
+        """Return how kernels read it as w: `nk` or `kn`."""
+        return "nk" if self.has_columns and (self.is_turned or not self.has_rows) else "kn"
+
 
 @dataclass(frozen=True, slots=True)
 class Activations:
@@ -144,14 +149,13 @@ def product_of_activations(node: Node) -> Activations | None:
         return None
     x = deepest(given[0], lambda one: one.has_rows)
     w = deepest(given[1], lambda one: one.has_rows or one.has_columns)
-    is_nk = w.has_columns and (w.is_turned or not w.has_rows)
     own = _own_steps(node)
     return Activations(
         node=node,
         name=module_of(node),
         x=x,
         w=w,
-        w_layout="nk" if is_nk else "kn",
+        w_layout=w.layout,
         own=own or (),
         why_left=_why_left(node, x, w, own),
     )

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from gemm_tuner.domain.operation import Operation
+from gemm_tuner.torch.asking import rows_up_to
 from gemm_tuner.torch.inductor.activations import Factor, deepest
 from gemm_tuner.torch.inductor.epilogues import Step
 from gemm_tuner.torch.inductor.graphs import ATEN, Graph, Node, new_node
@@ -51,8 +52,7 @@ class Groups:
         if not isinstance(self.rows, int):
             return ()
         mean = -(-self.rows // self.w.node.meta["val"].shape[0])
-        most = 1 << (_OVER_MEAN * mean - 1).bit_length()
-        return (1, 2) if most == _OVER_MEAN else (1, f"2..{most}")
+        return rows_up_to(_OVER_MEAN * mean)
 
     @property
     def types(self) -> str:
@@ -83,14 +83,13 @@ def groups_of_rows(node: Node) -> Groups | None:
     if any(isinstance(one, int) and one == 0 for value in values for one in value.shape):
         return None
     factor = deepest(w, lambda one: one.has_rows or one.has_columns)
-    is_nk = factor.has_columns and (factor.is_turned or not factor.has_rows)
     return Groups(
         node=node,
         name=module_of(node),
         x=x,
         w=factor,
         ends=ends,
-        w_layout="nk" if is_nk else "kn",
+        w_layout=factor.layout,
         why_left=_why_left(node, x, factor),
     )
 

@@ -334,59 +334,34 @@ bool is_recorded(const std::optional<Tensor> &tensor) {
     return tensor && tensor->defined() && is_recorded(*tensor);
 }
 
+bool is_recorded(const c10::List<std::optional<Tensor>> &tensors) {
+    const std::vector<std::optional<Tensor>> arrays = tensors.vec();
+    return std::any_of(arrays.begin(), arrays.end(),
+                       [](const std::optional<Tensor> &one) { return is_recorded(one); });
+}
+
+template <typename Number> bool is_recorded(const Number &) { return false; }
+
+template <size_t size> struct Name {
+    char text[size];
+    constexpr Name(const char (&given)[size]) { std::copy_n(given, size, text); }
+};
+
 /* There is no derivative: who wants one gets an error, never a result without it. */
-template <typename... Tensors> void check_not_recorded(const Tensors &...tensors) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!(is_recorded(tensors) || ...),
-                                "gemm_tuner's operators have no derivative; call them under "
-                                "torch.no_grad(), and train with the plain layer.");
-}
-
-Tensor linear_autograd(const Tensor &x, const Tensor &packed, const std::optional<Tensor> &bias,
-                       int64_t number, const std::optional<Tensor> &other,
-                       const std::optional<Tensor> &w) {
-    check_not_recorded(x, bias, other, w);
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::linear", "")
-                               .typed<decltype(linear)>();
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(x, packed, bias, number, other, w);
-}
-
-Tensor fused_linear_autograd(const Tensor &x, const Tensor &packed,
-                             const c10::List<std::optional<Tensor>> &operands,
-                             at::ArrayRef<double> numbers, int64_t number,
-                             const std::optional<Tensor> &w) {
-    check_not_recorded(x, w);
-    for (const std::optional<Tensor> &one : operands.vec()) {
-        check_not_recorded(one);
+template <Name name, auto function> struct NotRecorded;
+template <Name name, typename... Arguments, Tensor (*function)(Arguments...)>
+struct NotRecorded<name, function> {
+    static Tensor call(Arguments... arguments) {
+        TORCH_CHECK_NOT_IMPLEMENTED(!(is_recorded(arguments) || ...),
+                                    "gemm_tuner's operators have no derivative; call them under "
+                                    "torch.no_grad(), and train with the plain layer.");
+        static const auto op = c10::Dispatcher::singleton()
+                                   .findSchemaOrThrow(name.text, "")
+                                   .template typed<Tensor(Arguments...)>();
+        at::AutoDispatchBelowADInplaceOrView below;
+        return op.call(arguments...);
     }
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::fused_linear", "")
-                               .typed<decltype(fused_linear)>();
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(x, packed, operands, numbers, number, w);
-}
-
-Tensor matmul_autograd(const Tensor &x, const Tensor &w, int64_t number,
-                       const std::optional<Tensor> &bias, const std::optional<Tensor> &other,
-                       double scale) {
-    check_not_recorded(x, w, bias, other);
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::matmul", "")
-                               .typed<decltype(matmul)>();
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(x, w, number, bias, other, scale);
-}
-
-Tensor grouped_matmul_autograd(const Tensor &x, const Tensor &w, const Tensor &ends,
-                               int64_t number) {
-    check_not_recorded(x, w);
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::grouped_matmul", "")
-                               .typed<decltype(grouped_matmul)>();
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(x, w, ends, number);
-}
+};
 
 /* Recorded tensors have PyTorch's own derivative. */
 Tensor attention_autograd(const Tensor &q, const Tensor &k, const Tensor &v, int64_t number,
@@ -401,37 +376,6 @@ Tensor attention_autograd(const Tensor &q, const Tensor &k, const Tensor &v, int
                                .typed<decltype(attention)>();
     at::AutoDispatchBelowADInplaceOrView below;
     return op.call(q, k, v, number, mask, scale);
-}
-
-Tensor onednn_linear_autograd(const Tensor &x, const Tensor &packed,
-                              const std::optional<Tensor> &bias, int64_t n) {
-    check_not_recorded(x, bias);
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::onednn_linear", "")
-                               .typed<decltype(onednn_linear)>();
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(x, packed, bias, n);
-}
-
-Tensor patches_autograd(const Tensor &x, at::IntArrayRef kernel, at::IntArrayRef stride,
-                        at::IntArrayRef padding, at::IntArrayRef dilation) {
-    check_not_recorded(x);
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::patches", "")
-                               .typed<decltype(patches)>();
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(x, kernel, stride, padding, dilation);
-}
-
-Tensor pack_autograd(const Tensor &w, int64_t size_bytes, int64_t number,
-                     const std::optional<Tensor> &scales,
-                     const std::optional<Tensor> &zero_points) {
-    check_not_recorded(w, scales, zero_points);
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("gemm_tuner::pack", "")
-                               .typed<decltype(pack)>();
-    at::AutoDispatchBelowADInplaceOrView below;
-    return op.call(w, size_bytes, number, scales, zero_points);
 }
 
 } // namespace
@@ -548,13 +492,13 @@ TORCH_LIBRARY_IMPL(gemm_tuner, Meta, library) {
 }
 
 TORCH_LIBRARY_IMPL(gemm_tuner, Autograd, library) {
-    library.impl("pack", pack_autograd);
-    library.impl("linear", linear_autograd);
-    library.impl("fused_linear", fused_linear_autograd);
-    library.impl("onednn_linear", onednn_linear_autograd);
-    library.impl("patches", patches_autograd);
-    library.impl("matmul", matmul_autograd);
-    library.impl("grouped_matmul", grouped_matmul_autograd);
+    library.impl("pack", NotRecorded<"gemm_tuner::pack", pack>::call);
+    library.impl("linear", NotRecorded<"gemm_tuner::linear", linear>::call);
+    library.impl("fused_linear", NotRecorded<"gemm_tuner::fused_linear", fused_linear>::call);
+    library.impl("onednn_linear", NotRecorded<"gemm_tuner::onednn_linear", onednn_linear>::call);
+    library.impl("patches", NotRecorded<"gemm_tuner::patches", patches>::call);
+    library.impl("matmul", NotRecorded<"gemm_tuner::matmul", matmul>::call);
+    library.impl("grouped_matmul", NotRecorded<"gemm_tuner::grouped_matmul", grouped_matmul>::call);
     library.impl("attention", attention_autograd);
 }
 
