@@ -16,7 +16,7 @@ CASE = ModelCase(model="dlrm", dtype="f32", threads=1, batch=1)
 CHILD = """
     import json, os, sys, time
     way = json.loads(sys.stdin.readline())["way"]
-    times = {"eager": 400, "compile": 200, "enable": 100, "slow_ours": 300}
+    times = {"eager": 400, "compile": 200, "enable": 100, "slow_ours": 300, "uneven": 200}
     def tell(**answer):
         print(json.dumps(answer), flush=True)
     if way == "hangs":
@@ -41,7 +41,9 @@ CHILD = """
     error["agreement"] = 0.75
     resident = 2**40 if way == "huge" else 2**20
     layers = {"taken": 3, "left": 1, "why_left": ["1: a tie."]}
-    tell(ready={**error, "call_s": 0.01, "resident_bytes": resident, **layers})
+    call_s = 2e-7 if way == "uneven" else 0.01
+    tell(ready={**error, "call_s": call_s, "resident_bytes": resident, **layers})
+    turn = 0
     for line in sys.stdin:
         if not json.loads(line)["calls"]:
             layer = {"m": 8, "n": 64, "k": 64, "has_bias": True, "calls": 1}
@@ -50,7 +52,11 @@ CHILD = """
         elif way == "stops":
             sys.exit(7)
         else:
-            tell(sampled={"call_ns": times.get(way, 500), "is_disturbed": False, "used_s": 0.0})
+            turn += 1
+            call_ns = times.get(way, 500)
+            if way == "uneven" and turn % 2 or way == "slowed" and turn > 1:
+                call_ns *= 2
+            tell(sampled={"call_ns": call_ns, "is_disturbed": False, "used_s": 0.0})
 """
 
 

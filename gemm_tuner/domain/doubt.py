@@ -6,7 +6,11 @@ DISTURBED = "disturbed"
 IMPLAUSIBLE = "implausible"
 
 # Of the rounds: the median does not mind fewer.
-_MOST_DISTURBED_ROUNDS = 0.25
+MOST_DISTURBED_ROUNDS = 0.25
+# Of the fastest sample of whole models. A neighbour on the same core or on the memory takes up to
+# half of the speed, and no counter of this machine shows it. Of 36 cases on a Zen 5 (November
+# 2026), samples of a way that were slower than this were at most three of nine.
+SLOWED = 1.25
 _MOST_STOLEN = 0.05
 # Between the median of the ratios and the ratio of the fastest samples, either way. Of 3270
 # published confirmations (2026-11-22, two CPUs), 97 % agree within a factor of 1.15.
@@ -80,7 +84,7 @@ def why_interfered(interference: Interference | None) -> str | None:
     """Return what other work took from rounds, None if it is little or not known."""
     if interference is None:
         return None
-    if interference.disturbed_rounds > _MOST_DISTURBED_ROUNDS:
+    if interference.disturbed_rounds > MOST_DISTURBED_ROUNDS:
         return (
             f"in {interference.disturbed_rounds:.0%} of the rounds threads waited for a core, "
             f"while other processes kept {interference.others:.1f} cores busy"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from gemm_tuner.domain.doubt import why_disturbed
+from gemm_tuner.domain.doubt import DISTURBED, MOST_DISTURBED_ROUNDS, SLOWED, why_disturbed
 from gemm_tuner.domain.measurement import Interference, Measurement, Ratio, Timing
 
 LONGEST_NS = 2**44  # five hours
@@ -218,7 +218,19 @@ class ModelRun:
             return (
                 f"not beside {', '.join(missing)}, which may be faster: see why that is no result"
             )
-        return why_disturbed(self.measurement)
+        return self._why_slowed() or why_disturbed(self.measurement)
+
+    def _why_slowed(self) -> str | None:
+        """Return the evidence that a neighbour slowed the rounds of either way, or None."""
+        for way in filter(None, (self.ours, self.rival)):
+            fastest_ns = min(way.samples_ns)
+            slowed = sum(one > SLOWED * fastest_ns for one in way.samples_ns)
+            if slowed > MOST_DISTURBED_ROUNDS * self.rounds:
+                return (
+                    f"{DISTURBED}: in {slowed} of {self.rounds} rounds {way.way} took more than "
+                    f"{SLOWED} times its least, also when it was timed again"
+                )
+        return None
 
     @property
     def share_of_limit(self) -> float | None:

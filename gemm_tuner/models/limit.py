@@ -1,6 +1,7 @@
 """The roof of this machine for the linear layers of a model, measured in turn with its ways."""
 
 from collections.abc import Sequence
+from math import inf
 from statistics import median
 
 from gemm_tuner.bench.drivers import build_driver, widest_vectors
@@ -11,6 +12,7 @@ from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.dtype import DType, OperandTypes
 from gemm_tuner.domain.model_run import LayerCalls
 from gemm_tuner.domain.problem import Problem
+from gemm_tuner.models.calm import taken_calmly
 from gemm_tuner.models.row import Precision
 
 _ROW_BYTES = 1 << 14
@@ -37,28 +39,31 @@ class Roof:
         self._peak, self._read = PeakLoop(driver, operands.x), ReadLoop(driver, block, 1)
         self._read_bytes = footprint_bytes(block, 1)
         self._copy = WeightCopies(self._read, 1, seed=0)
-        self._peaks: list[float] = []
-        self._reads: list[float] = []
+        self._peaks_ns: list[int] = []
+        self._reads_ns: list[int] = []
 
     def sample(self) -> None:
         """Time both loops once."""
-        peak = self._peak.sample(
-            self._copy.struct, warm_up_calls=_WARM_UP_CALLS, timed_calls=_PEAK_CALLS
-        )
+        for times_ns, take in ((self._peaks_ns, self._peak_ns), (self._reads_ns, self._read_ns)):
+            times_ns.append(taken_calmly(take, float, min(times_ns, default=inf)))
+
+    def _peak_ns(self) -> int:
+        calls = {"warm_up_calls": _WARM_UP_CALLS, "timed_calls": _PEAK_CALLS}
+        return max(1, int(self._peak.sample(self._copy.struct, **calls).elapsed_ns))
+
+    def _read_ns(self) -> int:
         read = self._read.sample(self._copy.struct, warm_up_calls=1, timed_calls=1)
-        flop = self._peak.flop_per_call * _PEAK_CALLS
-        self._peaks.append(flop / max(1, int(peak.elapsed_ns)) * 1e9)
-        self._reads.append(self._read_bytes / max(1, int(read.elapsed_ns)) * 1e9)
+        return max(1, int(read.elapsed_ns))
 
     @property
     def flop_per_s(self) -> float:
         """Return the rate of multiply-adds of one core, each two operations."""
-        return median(self._peaks)
+        return self._peak.flop_per_call * _PEAK_CALLS / median(self._peaks_ns) * 1e9
 
     @property
     def bytes_per_s(self) -> float:
         """Return the rate at which one core reads weights as a model does."""
-        return median(self._reads)
+        return self._read_bytes / median(self._reads_ns) * 1e9
 
     def layers_s(self, threads: int) -> float:
         """Return the least time of all layers in a call, in seconds.

@@ -23,6 +23,7 @@ from gemm_tuner.domain.model_run import (
 from gemm_tuner.errors import GemmTunerError, NotEnoughMemory, TrialFailed
 from gemm_tuner.machine.available_memory import check_memory
 from gemm_tuner.machine.processors import ProcessorUse, read_processor_times, use_since
+from gemm_tuner.models.calm import taken_calmly
 from gemm_tuner.models.limit import Roof
 from gemm_tuner.models.messages import Looked, Order, Question, Ready, Sampled
 from gemm_tuner.models.process import CHILD, WayInterrupted, WayProcess
@@ -125,6 +126,7 @@ class _Measuring:
         self._processes: dict[str, WayProcess] = {}
         self._layers: tuple[LayerCalls, ...] | None = None
         self._first_bytes = 0
+        self._used_s = 0.0
 
     def run(self) -> ModelRun:
         for way in self._plan.tuned:
@@ -256,7 +258,8 @@ class _Measuring:
             for turn in turn_order(number, len(ways) + 1)[:-1]:
                 if ways[turn] in self._processes:
                     sleep(_PAUSE_S)
-                    self._sample(ways[turn], question, samples[ways[turn]])
+                    first_ns = ready[ways[turn]].call_s * 1e9
+                    self._sample(ways[turn], question, samples[ways[turn]], first_ns)
             if roof is not None:
                 sleep(_PAUSE_S)
                 roof.sample()
@@ -266,13 +269,27 @@ class _Measuring:
                 samples_ns=tuple(one.call_ns for one in samples[way]),
                 disturbed=tuple(one.is_disturbed for one in samples[way]),
             )
-        return sum(one.used_s for of_way in samples.values() for one in of_way)
+        return self._used_s
 
-    def _sample(self, way: str, question: Question, samples: list[Sampled]) -> None:
+    def _sample(
+        self, way: str, question: Question, samples: list[Sampled], first_ns: float
+    ) -> None:
+        """Add the sample of a way in a round; its first call, and earlier rounds, say how fast."""
+        process = self._processes[way]
+        fastest_ns = min((first_ns, *(one.call_ns for one in samples)))
         try:
-            samples.append(self._processes[way].ask(question, Sampled))
+            samples.append(
+                taken_calmly(
+                    lambda: self._asked(process, question), lambda one: one.call_ns, fastest_ns
+                )
+            )
         except TrialFailed as failure:
             self._fail(way, failure)
+
+    def _asked(self, process: WayProcess, question: Question) -> Sampled:
+        sampled = process.ask(question, Sampled)
+        self._used_s += sampled.used_s
+        return sampled
 
     def _limit(self, roof: Roof | None) -> ModelLimit | None:
         """Return the limit: the least that another way takes outside of layers, and these.

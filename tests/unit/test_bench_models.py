@@ -52,6 +52,32 @@ def test_each_way_is_timed_in_each_round_and_ours_stands_beside_the_best(
     assert measured.ratio.median == 2.0
 
 
+def test_a_sample_that_a_neighbour_slowed_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.models.calm._PAUSE_S", 0.0)
+
+    done = measure_case(CASE, plan_of(tmp_path, a_way("uneven"), a_way("enable", is_ours=True)))
+
+    assert done.ways[0].samples_ns == (200, 200, 200)  # and 400 every second time
+    assert done.doubt is None
+
+
+@pytest.mark.parametrize("ours", ["enable", "slowed"])
+def test_a_way_that_stays_slow_is_not_believed(
+    ours: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gemm_tuner.models.calm._PAUSE_S", 0.0)
+    other = "eager" if ours == "slowed" else "slowed"
+
+    done = measure_case(CASE, plan_of(tmp_path, a_way(other), a_way(ours, is_ours=True), rounds=4))
+
+    by_name = {one.way: one.samples_ns for one in done.ways}
+    assert by_name["slowed"] == (500, 1000, 1000, 1000)
+    assert done.doubt is not None
+    assert "in 3 of 4 rounds slowed took more than 1.25 times its least" in done.doubt
+
+
 def test_a_way_that_fails_is_a_row_with_its_reason_and_stops_no_other(tmp_path: Path) -> None:
     answers = ("babbles", "mistakes", "floods")
     ways = ("eager", "hangs", "dies", "killed", "refuses", "off", *answers, "stops")
