@@ -18,6 +18,7 @@ from gemm_tuner.domain.epilogue import OperandShape, Step
 from gemm_tuner.domain.in_place import has_short_rows, reads_w_in_place
 from gemm_tuner.domain.kept_panel import keeps_panel
 from gemm_tuner.domain.micro_kernel import Additions, Can, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.next_block import next_lines
 from gemm_tuner.domain.packed_format import needs_column_sums, packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
@@ -241,6 +242,9 @@ def _loop_facts(
         "is_jc_outer": blocking.loop_order.is_jc_outer,
         "fetches_next_rows": blocking.prefetch_next_panel and not problem.operation.packs_ahead,
         "fetches_next_block": blocking.prefetch_next_panel and blocking.pack_w,
+        "next_lines": next_lines(problem.m.high, mr, blocking)
+        if blocking.prefetch_next_panel and Can.FETCH_NEXT_BLOCK in family.can
+        else 0,
         "is_ir_outer": blocking.loop_order.is_ir_outer,
     }
 
@@ -278,6 +282,7 @@ def _packing_facts(
         "tile_x": (blocking.pack_x and family.packed_x(problem.types.x)) or "X",
         "has_zeros_behind_x": blocking.pack_x and _ends_in_part_of_tile(problem, family),
         "reads_weights_once": _reads_weights_once(problem, candidate, family),
+        "keeps_copy_of_x": _keeps_copy_of_x(problem, candidate, family),
         "has_gapless_copy": _has_gapless_copy(problem, candidate, family),
     }
 
@@ -418,6 +423,13 @@ def _has_gapless_copy(problem: Problem, candidate: Candidate, family: MicroKerne
 
 def _ends_in_part_of_tile(problem: Problem, family: MicroKernelFamily) -> bool:
     return family.k_tile > 0 and problem.k % family.k_tile > 0
+
+
+def _keeps_copy_of_x(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
+    """Return whether what a block of rows is copied to, or summed up to, meets all columns."""
+    blocking = candidate.blocking
+    makes = blocking.pack_x or problem.has_zero_points or family.digits(problem.types.x)
+    return bool(makes) and not blocking.loop_order.is_jc_outer
 
 
 def _reads_weights_once(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:

@@ -27,6 +27,7 @@ class Can(StrEnum):
     READ_PANELS_SIDE_BY_SIDE = "read_panels_side_by_side"
     FETCH_NEAR = "fetch_near"  # fetch weights a few steps ahead, for few rows
     FETCH_NEXT_PANEL = "fetch_next_panel"  # a part of it in each tile
+    FETCH_NEXT_BLOCK = "fetch_next_block"  # a part of it in each tile of rows
     READ_WEIGHTS_ONCE = "read_weights_once"  # load them past L1, where no other tile needs them
     CONVERT_ONCE = "convert_once"  # take weights that were converted for several tiles
     UNPACK_GROUPS = "unpack_groups"  # make weights in groups numbers as it multiplies

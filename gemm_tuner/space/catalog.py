@@ -139,7 +139,7 @@ _FIXED_POINT = Template(
 _AMX = Template(
     name="amx",
     layout=PackedLayout.PANELS,
-    can=frozenset({Can.STORE_PAIRS, Can.READ_WEIGHTS_ONCE}),
+    can=frozenset({Can.STORE_PAIRS, Can.READ_WEIGHTS_ONCE, Can.FETCH_NEXT_BLOCK}),
 )
 _AMX_GROUPED = Template(
     name="amx_grouped", layout=PackedLayout.GROUPS, can=frozenset({Can.STORE_PAIRS})

@@ -14,7 +14,7 @@ from gemm_tuner.space.axes.pack_w import AXIS as PACK_W
 from gemm_tuner.space.axes.prefetch import distances_first
 from gemm_tuner.space.axes.w_streams import AXIS as W_STREAMS
 from gemm_tuner.space.choice import Choice
-from gemm_tuner.space.cuts import Cut, Residence
+from gemm_tuner.space.cuts import CUTS_BESIDE_NEXT, Cut, Residence
 from gemm_tuner.space.tile import Tile
 from gemm_tuner.space.walk import settled, tried_first
 
@@ -32,7 +32,7 @@ def first_choices(tile: Tile) -> list[Choice]:
         # Where w is packed in the call, L1 may keep its blocks although y leaves L2.
         is_for_l1 = choice.pack_w and choice.cut.residence is not Residence.PANELS
         other = Cut(residence=Residence.PANELS) if is_for_l1 else Cut()
-        return [choice, choice.having(cut=other), *others]
+        return [choice, *_of_copied_x(tile, choice), choice.having(cut=other), *others]
     if Can.UNPACK_GROUPS in tile.family.can or tile.problem.m.high > _FEW_ROWS:
         return [choice, *others]
     return [*_in_streams(tile, choice), *_fetched_ahead(tile, choice), *others]
@@ -67,6 +67,12 @@ def _in_place(tile: Tile, first: Choice) -> Iterator[Choice]:
     in_place = shallow.having(pack_x=False)
     if in_place != first:
         yield in_place
+
+
+def _of_copied_x(tile: Tile, first: Choice) -> Iterator[Choice]:
+    """Yield the choice that copies x where that reads it in place, or the other way round."""
+    if first.cut in CUTS_BESIDE_NEXT:
+        yield _fetching_panels(tile, tried_first(tile, pack_x=not first.pack_x))
 
 
 def _w_in_place(tile: Tile, first: Choice) -> Iterator[Choice]:

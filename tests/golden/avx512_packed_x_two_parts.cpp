@@ -655,12 +655,14 @@ inline void rest_panels(const Call &call, const X *x, Stride x_stride, int64_t p
     panels<7>(call, x, x_stride, pc, depth, row, column_begin, column_end);
 }
 
-// One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w.
+// One block: rows [ic, ic + rows) of x from column pc on, against columns [jc, jc + columns) of w. With `is_copied`,
+// the workspace has what was made of these rows for the columns before.
 template <typename Stride>
 inline void block(const Call &call, Stride ldx, int64_t jc, int64_t columns, int64_t pc,
-                  int64_t depth, int64_t ic, int64_t rows, [[maybe_unused]] X *workspace)
+                  int64_t depth, int64_t ic, int64_t rows, [[maybe_unused]] X *workspace, bool is_copied = false)
 {
-    pack_x(call.x + ic * ldx + pc, ldx, rows, depth, workspace);
+    if (!is_copied)
+        pack_x(call.x + ic * ldx + pc, ldx, rows, depth, workspace);
     const X *x = workspace;
     constexpr Fixed<packed_x_stride> x_stride{};
     // A tile of few rows waits for its sums.
@@ -683,7 +685,7 @@ inline void run_blocks(const Call &call, Stride ldx, const Part &part, X *worksp
             {
                 const int64_t columns = jc + nc < part.column_end ? nc : part.column_end - jc;
                 const int64_t rows = ic + mc < part.row_end ? mc : part.row_end - ic;
-                block(call, ldx, jc, columns, pc, depth, ic, rows, workspace);
+                block(call, ldx, jc, columns, pc, depth, ic, rows, workspace, jc > part.column_begin);
             }
         }
 }

@@ -39,6 +39,10 @@ SOURCES = {
         "s8_u8_s32_f32 1..128x1000x1000 nk x_zero_point+channel_scale+bias",
         "amx_int8_32x32 mc128_nc1024_kc512 ic_jc_jr_ir pf4096",
     ),
+    "amx_next_block": (
+        "bf16 100x200x1000 nk bias+gelu_tanh",
+        "amx_bf16_32x32 mc64_nc96_kc512 ic_jc_ir_jr pack_x pf_next",
+    ),
     "avx512_int8": (
         "s8_s8_s32_u8 17x40x67 nk x_zero_point+channel_scale+bias+relu+scale+y_zero_point",
         "avx512_int8_6x32 mc18_nc64_kc68 jc_ic_jr_ir u2",

@@ -12,7 +12,7 @@ from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.blocking import LoopOrder
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.cpu import IsaFeature, parse_isa
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
@@ -167,7 +167,15 @@ def source_of(chosen: Subject) -> str:
 
 def blocks(family: MicroKernelFamily) -> Iterator[Subject]:
     """Yield candidates that cut everything, with everything that is done beside the products."""
-    all_extras = ("", " pf4096", " pack_x u2", " u4 grid2x1", " pack_x pf8192 grid1x2")
+    all_extras: tuple[str, ...] = (
+        "",
+        " pf4096",
+        " pack_x u2",
+        " u4 grid2x1",
+        " pack_x pf8192 grid1x2",
+    )
+    if Can.FETCH_NEXT_BLOCK in family.can:
+        all_extras += (" pf_next u2", " pack_x pf_next grid1x2")
     for turn, extras in enumerate(all_extras):
         for tile in ("32x32", "16x48"):
             k = 3 * family.k_tile + turn

@@ -12,6 +12,7 @@ from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.cores import core_named
+from gemm_tuner.space.first import first_choices
 from gemm_tuner.space.limits import check_covers
 
 SHAPES = (
@@ -251,10 +252,11 @@ def test_blocks_of_k_are_whole_tiles_of_amx(types: str, monkeypatch: pytest.Monk
 def test_rows_of_x_that_share_sets_are_packed_for_amx() -> None:
     def packs(k: int) -> bool:
         space = Space(problem=Problem.parse(f"bf16 64x128x{k}"), cpu=cpu("amx"))
-        defaults = [one for one in space.defaults() if one.micro_kernel.family == "amx_bf16"]
-        return all(candidate.blocking.pack_x for candidate in defaults)
+        tiles = [tile for tile in space.tiles() if tile.family.name == "amx_bf16" and tile.mr == 32]
+        return all(first_choices(tile)[0].pack_x for tile in tiles)
 
     assert packs(4096)
+    assert packs(3072)  # 16 of 32 rows share a set
     assert not packs(4000)
 
 

@@ -299,8 +299,8 @@ def test_both_inner_orders_are_tried_first_where_x_passes_by() -> None:
 @pytest.mark.parametrize(
     ("problem", "tile", "first"),
     [
-        ("197x2304x768", "32x32", "mc224_nc320_kc768 jc_ic_ir_jr"),
-        ("256x4096x4096", "32x32", "mc256_nc512_kc512 jc_ic_ir_jr pack_x"),
+        ("197x2304x768", "32x32", "mc224_nc160_kc768 jc_ic_ir_jr pf_next"),
+        ("256x4096x4096", "32x32", "mc256_nc256_kc512 ic_jc_ir_jr pack_x pf_next"),
         ("512x4096x1024", "16x32", "mc512_nc256_kc1024 jc_ic_ir_jr"),
         ("128x256x768", "32x32", "mc128_nc256_kc768 jc_ic_ir_jr"),  # L2 keeps the weights
         ("16x1024x4096", "16x32", "mc16_nc1024_kc1024 jc_ic_jr_ir pack_x pf16384"),

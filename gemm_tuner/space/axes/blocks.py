@@ -10,9 +10,10 @@ of all keys.
 Tried first: no cut, panels outside, where x fits half of L2. Rows outside where L1 keeps all
 weights and L2 does not keep y. A larger x is cut: its blocks stay in L2 while weights pass by. With
 AMX and several tiles of rows, rows outside: L1 keeps those of a tile while weights pass, a quarter
-of L2 at a time. Where w is packed in the call, its columns are cut instead, so that each block is
-packed once: for L1 where L2 keeps y and half of it x, else rows are outside where L2 does not keep
-y. Scores are square, of a quarter of L2.
+of L2 at a time, or an eighth where the next block is fetched into the rest. Blocks of a copied x
+are the outermost loop then, so that each is copied once. Where w is packed in the call, its columns
+are cut instead, so that each block is packed once: for L1 where L2 keeps y and half of it x, else
+rows are outside where L2 does not keep y. Scores are square, of a quarter of L2.
 """
 
 from collections.abc import Iterator
@@ -21,11 +22,12 @@ from math import ceil, isqrt, lcm
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.next_block import next_lines
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.space.axis import Axis, Refusal
 from gemm_tuner.space.choice import Choice
-from gemm_tuner.space.cuts import CUTS, Cut, Residence
+from gemm_tuner.space.cuts import CUTS, CUTS_BESIDE_NEXT, Cut, Residence
 from gemm_tuner.space.tile import Tile, round_up
 
 # A cache line and its neighbour, which many CPUs fetch with it.
@@ -51,9 +53,20 @@ def _blocks(tile: Tile, choice: Choice, cut: Cut) -> tuple[int, int, LoopOrder]:
         )
         rows = tile.l2_bytes // cut.l2_parts // row_bytes
         mc = min(mc, max(tile.mr, rows // tile.mr * tile.mr))
-    if cut.residence in {Residence.W, Residence.BOTH} or choice.pack_w:
+    # One tile of rows after the other reads all columns that are not cut, again and again.
+    passes_w = cut.residence is Residence.X and cut.is_ir_outer and _reads_once(tile)
+    if cut.residence in {Residence.W, Residence.BOTH} or choice.pack_w or passes_w:
         nc = min(nc, max(tile.nr, fitting // tile.nr * tile.nr))
     return mc, nc, cut.loop_order
+
+
+def _reads_once(tile: Tile) -> bool:
+    return Can.READ_WEIGHTS_ONCE in tile.family.can and tile.problem.m.high > tile.mr
+
+
+def _offered(tile: Tile, choice: Choice) -> tuple[Cut, ...]:
+    fetches_blocks = Can.FETCH_NEXT_BLOCK in tile.family.can and not choice.pack_w
+    return CUTS + CUTS_BESIDE_NEXT * fetches_blocks
 
 
 def _columns_in_l1(tile: Tile, choice: Choice) -> int:
@@ -93,7 +106,7 @@ def _blocks_of_scores(tile: Tile, cut: Cut) -> tuple[int, int, LoopOrder]:
 
 
 def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, int, LoopOrder]]:
-    for cut in CUTS:
+    for cut in _offered(tile, choice):
         yield _blocks(tile, choice, cut)
 
 
@@ -109,15 +122,18 @@ def _first(tile: Tile, choice: Choice) -> Choice:
     x_bytes = problem.m.high * choice.kc * problem.types.x.size_bytes
     whole_x_bytes = problem.m.high * problem.types.x.row_bytes(problem.k)
     y_leaves_l2 = problem.m.high * problem.types.y.row_bytes(problem.n) > caches.l2_bytes
-    several_tiles_read_once = Can.READ_WEIGHTS_ONCE in tile.family.can and problem.m.high > tile.mr
+    several_tiles_read_once = _reads_once(tile)
     if choice.pack_w and whole_x_bytes <= caches.l2_bytes // 2 and not y_leaves_l2:
         # L2 keeps x while one narrow block of w after the other is packed, in L1.
         cut = Cut(residence=Residence.PANELS, is_ir_outer=several_tiles_read_once)
     elif several_tiles_read_once:
         # L1 keeps rows of x while a block of weights passes them from L2.
         fits = tile.passes_x_once or problem.w_bytes <= caches.l2_bytes // 4
-        residence = Residence.NOTHING if fits else Residence.W
-        cut = Cut(residence=residence, l2_parts=2 if fits else 4, is_ir_outer=True)
+        residence = Residence.X if choice.pack_x else Residence.W
+        parts = 8 if choice.pack_x or next_lines(problem.m.high, tile.mr, choice) else 4
+        parts = parts if problem.operation.packs_ahead else 4
+        cut = Cut(residence=residence, l2_parts=parts, is_ir_outer=True)
+        cut = Cut(is_ir_outer=True) if fits else cut
     elif x_bytes <= caches.l2_bytes // 2:
         # Where caches near the core keep all panels, whole rows of a large y are written in order.
         keeps_panels = choice.pack_w or problem.w_bytes <= caches.l1d_bytes // 2
@@ -132,8 +148,8 @@ def _first(tile: Tile, choice: Choice) -> Choice:
     return choice.having(cut=cut)
 
 
-def _moves(_tile: Tile, choice: Choice) -> Iterator[Choice]:
-    for cut in CUTS:
+def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
+    for cut in _offered(tile, choice):
         if cut.is_beside(choice.cut):
             yield choice.having(cut=cut)
 

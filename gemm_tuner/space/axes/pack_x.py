@@ -4,11 +4,12 @@ With and without: copied rows do not share L1 sets, and halves that are multipli
 bytes as words, are converted once for all panels. Never for x in fixed point, a copy already.
 
 Tried first: packed where more than four rows share L1 sets (eight where these have twelve ways) and
-meet 1024 columns or more, or are converted for four panels or more. With AMX also where x ends
-inside a tile, which each panel would copy; not where x is read once.
+meet 1024 columns or more, or are converted for four panels or more. With AMX also where so many of
+a tile share L1 sets, in longer rows than 4 KB, and where x ends inside a tile, which each panel
+would copy; not where x is read once.
 """
 
-from math import ceil
+from math import ceil, gcd
 
 from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily
@@ -62,6 +63,10 @@ def _gains(tile: Tile) -> bool:
         return False
     row_bytes = problem.types.x.row_bytes(problem.k)
     ends_in_part = family.k_tile > 0 and problem.k % family.k_tile > 0
+    # Rows of a tile of AMX that meet in fewer sets than have room for them.
+    in_same_sets = tile.mr * gcd(row_bytes, _L1_SET_STRIDE_BYTES) // _L1_SET_STRIDE_BYTES
+    if family.k_tile and row_bytes > _L1_SET_STRIDE_BYTES and in_same_sets >= ways:
+        return True
     return (row_bytes > 0 and row_bytes % _L1_SET_STRIDE_BYTES == 0) or (
         ends_in_part and ceil(problem.k / family.k_tile) <= panels
     )

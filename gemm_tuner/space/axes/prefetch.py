@@ -7,7 +7,8 @@ into L2, of weights packed ahead, where it takes at most half of L2 and either i
 or several tiles of more than four rows meet it, each fetching its part: two, or as many as one turn
 of the micro-kernel reads lines. Of a `kn` outside L2 that comes with each call, the next block
 where it is packed, and the next panel where it is read in place: each of the first tiles fetches a
-cache line of each row.
+cache line of each row. With AMX, the next block of weights packed ahead: where a tile of rows meets
+all panels, each fetches a few lines of all of them, two tiles to sixteen.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, 8 KB
 where they are cold and rows more than four, and none for one row or for weights in L2; never far
@@ -23,6 +24,7 @@ from math import ceil
 from gemm_tuner.domain.blocking import NEAR_BYTES, Blocking
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.next_block import next_lines
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.space.axes.pack_w import has_few_rows
@@ -125,6 +127,8 @@ def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
     fetched meanwhile.
     """
     problem, family = tile.problem, tile.family
+    if Can.FETCH_NEXT_BLOCK in family.can:
+        return _can_fetch_blocks(tile, choice)
     tiles_fetch = (
         Can.FETCH_NEXT_PANEL in family.can
         and problem.m.high > _FEW_ROWS
@@ -137,6 +141,19 @@ def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
         (tiles_fetch or choice.convert_once)
         and tile.weights_leave_l2
         and panel_bytes <= tile.l2_bytes // 2
+    )
+
+
+def _can_fetch_blocks(tile: Tile, choice: Choice) -> bool:
+    """Return whether tiles of rows can fetch the next block, which L2 keeps beside this one."""
+    problem = tile.problem
+    is_last = choice.nc >= problem.n and choice.kc >= problem.k
+    return (
+        choice.loop_order.is_ir_outer
+        and not is_last
+        and next_lines(problem.m.high, tile.mr, choice) > 0
+        and (tile.weights_leave_l2 or tile.regime is Regime.COLD_WEIGHTS)
+        and problem.types.w.row_bytes(choice.nc * choice.kc) <= tile.l2_bytes // 4
     )
 
 
@@ -185,7 +202,8 @@ def _refusal(
     if blocking.prefetch_w_bytes and not is_known:
         return Refusal(what=f"pf{blocking.prefetch_w_bytes}")
     can_fetch = (
-        Can.FETCH_NEXT_PANEL in family.can or blocking.convert_once
+        not {Can.FETCH_NEXT_PANEL, Can.FETCH_NEXT_BLOCK}.isdisjoint(family.can)
+        or blocking.convert_once
         if problem.operation.packs_ahead
         else _has_rows_to_fetch(problem, family, blocking)
     )
@@ -199,7 +217,17 @@ def _first(tile: Tile, choice: Choice) -> Choice:
 
 AXIS = Axis(
     fields=("prefetch_w_bytes", "prefetch_next_panel"),
-    reads=("grid_m", "mc", "kc", "loop_order", "pack_w", "dot_keys", "convert_once", "w_streams"),
+    reads=(
+        "grid_m",
+        "mc",
+        "nc",
+        "kc",
+        "loop_order",
+        "pack_w",
+        "dot_keys",
+        "convert_once",
+        "w_streams",
+    ),
     choices=_choices,
     refusal=_refusal,
     first=_first,
