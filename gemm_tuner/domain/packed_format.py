@@ -53,5 +53,5 @@ def _groups_format(problem: Problem, candidate: Candidate, family: MicroKernelFa
     steps = " k2" if family.packs_pairs(problem.types) else ""
     return (
         f"{problem.types.w.value} {problem.n}x{problem.k} {family.layout.value} "
-        f"nr{candidate.micro_kernel.nr} g{problem.w_group} lanes{family.lanes}{steps}"
+        f"nr{candidate.packed_columns} g{problem.w_group} lanes{family.lanes}{steps}"
     )

@@ -130,11 +130,14 @@ _DOT_PRODUCT = Template(name="dot_product", layout=PackedLayout.COLUMNS)
 _GROUPED = Template(
     name="grouped",
     layout=PackedLayout.GROUPS,
-    can=_FINISHING_ROWS | {Can.BROADCAST_X, Can.CONVERT_ONCE, Can.UNPACK_GROUPS},
+    can=_FINISHING_ROWS
+    | {Can.BROADCAST_X, Can.CONVERT_ONCE, Can.UNPACK_GROUPS, Can.READ_PANELS_SIDE_BY_SIDE},
     of_floats="outer_product",
 )
 _FIXED_POINT = Template(
-    name="fixed_point", layout=PackedLayout.GROUPS, can=_FINISHING_ROWS | {Can.SPLIT_DIGITS}
+    name="fixed_point",
+    layout=PackedLayout.GROUPS,
+    can=_FINISHING_ROWS | {Can.SPLIT_DIGITS, Can.READ_PANELS_SIDE_BY_SIDE},
 )
 _AMX = Template(
     name="amx",

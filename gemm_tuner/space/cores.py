@@ -42,6 +42,8 @@ class Rates:
     of AMD. Of Intel it is the least of what a Xeon with AMX gave (decision 85), and an estimate.
     `panels` is the share of the time in which panels come from L2 that a core waits for them though
     it multiplies meanwhile: on the same Xeon (decision 88), and taken for all of Intel.
+    `streams` is how many streams of weights come from memory fastest beside few rows: measured on
+    an Emerald Rapids and taken for its kind of core (decision 101), and on AMD, taken for the rest.
     """
 
     vector_bits: float
@@ -57,6 +59,7 @@ class Rates:
     memory_bytes: float
     conflicts: float
     panels: float
+    streams: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ An alternative stands where measurements or CPUs disagree about which of two way
 """
 
 from collections.abc import Iterator
-from itertools import islice
 from math import ceil
 
 from gemm_tuner.domain.context import Regime
@@ -14,12 +13,14 @@ from gemm_tuner.space.axes.pack_w import AXIS as PACK_W
 from gemm_tuner.space.axes.prefetch import distances_first
 from gemm_tuner.space.axes.w_streams import AXIS as W_STREAMS
 from gemm_tuner.space.choice import Choice
+from gemm_tuner.space.cores import core_of
 from gemm_tuner.space.cuts import CUTS_BESIDE_NEXT, Cut, Residence
 from gemm_tuner.space.tile import Tile
 from gemm_tuner.space.walk import settled, tried_first
 
 # So few rows of x wait for their weights.
 _FEW_ROWS = 4
+_FEW_STREAMS = 2
 # From so many tiles of rows on, weights are also converted once for all at first.
 _TILES_THAT_CONVERT_ONCE = 4
 
@@ -39,7 +40,9 @@ def first_choices(tile: Tile) -> list[Choice]:
 
 
 def _fetching_panels(tile: Tile, choice: Choice) -> Choice:
-    """Return the choice that fetches the next panel, where one can be fetched."""
+    """Return the choice that fetches the next panel, where L2 lacks it and it can be fetched."""
+    if not (tile.weights_leave_l2 or tile.regime is Regime.COLD_WEIGHTS):
+        return choice
     ahead = choice.having(prefetch_w_bytes=0, prefetch_next_panel=True)
     return ahead if settled(tile, ahead).prefetch_next_panel else choice
 
@@ -84,11 +87,15 @@ def _w_in_place(tile: Tile, first: Choice) -> Iterator[Choice]:
 
 def _in_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
     """Yield the choice that reads panels side by side, far apart, where weights fill L3 or wait."""
-    if not tile.weights_fill_l3 and tile.regime is not Regime.COLD_WEIGHTS:
+    most = core_of(tile.cpu).rates.streams
+    waits = tile.weights_fill_l3 or tile.regime is Regime.COLD_WEIGHTS
+    # Where many streams are faster, they are no slower from L3, which neighbours may have filled.
+    if not waits and most <= _FEW_STREAMS:
         return
     far_apart = choice.having(kc=max(depths(tile)), prefetch_w_bytes=0)
-    several = (one for one in W_STREAMS.offered(tile, far_apart) if one.w_streams > 1)
-    yield from islice(several, 1)
+    several = [one for one in W_STREAMS.offered(tile, far_apart) if one.w_streams > 1]
+    fewer = [one for one in several if one.w_streams <= most]
+    yield from fewer[-1:] or [one for one in several if one.w_streams <= most + 1]
 
 
 def _fetched_ahead(tile: Tile, choice: Choice) -> Iterator[Choice]:

@@ -12,6 +12,7 @@ from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
+from gemm_tuner.space.cores import core_of
 from gemm_tuner.space.model import loads_per_multiplication, predict_cycles
 from gemm_tuner.space.tile import round_up
 
@@ -21,6 +22,7 @@ _EITHER_MAY_BE_FASTER = 0.1
 # Of a panel beside one row, for each step of k, or of weights in groups for each chunk: a wider one
 # comes from memory more slowly.
 _NARROW_BYTES = {PackedLayout.PANELS: 192, PackedLayout.GROUPS: 256}
+_FEW_STREAMS = 2  # a core that reads no more faster reads narrow panels as fast
 _CHUNK_BYTES = 4  # of a column: some steps of k of weights in groups
 
 
@@ -70,6 +72,8 @@ def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
 def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     """Return what is read a few cache lines at a time first, then the best of the other panels.
 
+    On a core that reads many streams faster, what is read in most of them is the first instead.
+
     One row of x beside cold weights waits for them alone, which the model takes for equally fast
     in all tiles. What the last panel is padded with is read, too.
     """
@@ -86,8 +90,9 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     def is_panel(one: Candidate) -> bool:
         family = family_named(one.micro_kernel.family)
         # Where headers lie between the weights, the hardware alone does not fetch enough ahead.
-        is_fetched = family.layout is PackedLayout.PANELS or one.blocking.prefetch_w_bytes
-        return family.layout in _NARROW_BYTES and bool(is_fetched) and not family.k_tile
+        is_fetched = family.layout is PackedLayout.PANELS or one.blocking.prefetch_w_bytes > 0
+        is_split = one.blocking.w_streams > _FEW_STREAMS
+        return family.layout in _NARROW_BYTES and (is_fetched or is_split) and not family.k_tile
 
     def is_narrow(one: Candidate) -> bool:
         layout = family_named(one.micro_kernel.family).layout
@@ -97,8 +102,11 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     most = 1 + _EITHER_MAY_BE_FASTER
     longest = min(_predicted(one, space) for one in order) * most
     near = [one for one in order if is_panel(one) and _predicted(one, space) <= longest]
-    narrow = filter(is_narrow, near)
-    first = sorted(narrow, key=step_bytes, reverse=True)[:1]
+    most_streams = core_of(space.cpu).rates.streams
+    if most_streams > _FEW_STREAMS and any(one.blocking.w_streams > _FEW_STREAMS for one in near):
+        first = sorted(near, key=lambda one: one.blocking.w_streams, reverse=True)[:1]
+    else:
+        first = sorted(filter(is_narrow, near), key=step_bytes, reverse=True)[:1]
     return list(dict.fromkeys([*first, *near[: len(first)], *order]))
 
 

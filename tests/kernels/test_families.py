@@ -269,6 +269,8 @@ def test_tiles_read_panels_side_by_side(row: Row, toolchain: Toolchain) -> None:
             ((1, 4), "0..2", (5, 0), "kn", " ws2 u4 grid1x1x2"),
             ((3, 3), "2..7", (5, -1), "kn", " pack_x ws3 grid2x1"),
             ((4, 2), "4", (4, 1), "kn", " pf1024 ws2"),
+            ((1, 8), "1", (11, 1), "nk", " ws8 u4"),
+            ((2, 6), "2", (9, 0), "kn", " ws6"),
         )
     ]
 

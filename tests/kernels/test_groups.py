@@ -19,7 +19,7 @@ from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import Toolchain
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate
-from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
+from gemm_tuner.domain.micro_kernel import Can, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, KernelRejected
 from gemm_tuner.machine.detect import detect_cpu
@@ -29,6 +29,11 @@ from gemm_tuner.space.catalog import CATALOG, family_named
 FAMILIES = [family for family in CATALOG.values() if family.layout is PackedLayout.GROUPS]
 # Tiles of AMX and in fixed point are converted one at a time, for all of k.
 IN_BLOCKS = [family for family in FAMILIES if family.template.name == "grouped"]
+SIDE_BY_SIDE = [
+    family
+    for family in FAMILIES
+    if Can.READ_PANELS_SIDE_BY_SIDE in family.can and not family.vectors.are_scalars
+]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +84,33 @@ def test_groups_of_every_size_with_every_tail(family: MicroKernelFamily) -> None
             cases, cycle(ways), _sizes(family, 5), strict=False
         )
     ]
+
+    wrong = prove_all(subjects, toolchain_for_grid_of(family))
+
+    assert not wrong
+
+
+@pytest.mark.parametrize("family", each(SIDE_BY_SIDE))
+def test_vectors_of_a_tile_are_panels_side_by_side(family: MicroKernelFamily) -> None:
+    """Of one to four rows, where the last tile has fewer vectors, or part of one."""
+    texts = sorted(types.text for types in family.types)
+    cases = (
+        *((rows, "g32", k) for rows, k in ((1, 31), (3, 100), (4, 160))),
+        *((rows, "gk", k) for rows, k in ((2, 7), (1, 133))),
+    )
+    ways = all_pairs(texts, (" ws4 u2", " pf1024 ws2", " ws3 grid1x2"), ("nk", "kn"))
+    subjects = []
+    for (types, extra, layout), (rows, groups, k) in zip(ways, cycle(cases), strict=False):
+        width = int(extra.partition("ws")[2][0]) * family.lanes
+        n = 2 * width + family.lanes + k % 3
+        step = k + -k % family.k_step
+        subjects.append(
+            Subject(
+                problem=f"{types} {rows}x{n}x{k} {layout}:{groups} bias",
+                candidate=f"{family.name}_{rows}x{width} "
+                f"mc{rows}_nc{2 * width}_kc{step} jc_ic_jr_ir{extra}",
+            )
+        )
 
     wrong = prove_all(subjects, toolchain_for_grid_of(family))
 

@@ -152,7 +152,7 @@ def _can_fetch_blocks(tile: Tile, choice: Choice) -> bool:
         choice.loop_order.is_ir_outer
         and not is_last
         and next_lines(problem.m.high, tile.mr, choice) > 0
-        and (tile.weights_leave_l2 or tile.regime is Regime.COLD_WEIGHTS)
+        and problem.w_bytes > tile.l2_bytes // 2
         and problem.types.w.row_bytes(choice.nc * choice.kc) <= tile.l2_bytes // 4
     )
 
