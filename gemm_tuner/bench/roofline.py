@@ -1,6 +1,7 @@
 """The limits of one core: multiply-adds, and reads of all that a call must touch."""
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
@@ -52,14 +53,20 @@ class PeakLoop:
 class ReadLoop:
     """A loop on one core that reads as many bytes as a call must touch, to be timed like a kernel.
 
-    Its weights are as hot or as cold as those of a kernel; all else stays warm.
+    Its weights are as hot or as cold as those of a kernel; all else stays warm. It reads in one
+    stream, and unless it `is_plain` in eight side by side too: a sample is of the faster.
     """
 
     packs_each_copy = False
 
-    def __init__(self, driver: Path, problem: Problem, rows: int) -> None:
+    def __init__(
+        self, driver: Path, problem: Problem, rows: int, *, is_plain: bool = False
+    ) -> None:
         """Load the driver, bench/native/roofline.c, and make memory for all but the weights."""
-        self._read = ctypes.CDLL(str(driver)).roofline_read
+        loaded = ctypes.CDLL(str(driver))
+        self._reads = [loaded.roofline_read]
+        if not is_plain:
+            self._reads.append(loaded.roofline_read_in_streams)
         self.packed_weight_bytes = problem.w_bytes
         self._others = allocate_aligned(footprint_bytes(problem, rows) - problem.w_bytes)
         self._others[:] = 0
@@ -72,12 +79,13 @@ class ReadLoop:
         self, weights: WeightsStruct, *, warm_up_calls: int, timed_calls: int
     ) -> SampleStruct:
         """Return the time of `timed_calls` calls after some that do not count."""
-        self._run(weights, warm_up_calls)
-        return self._run(weights, timed_calls)
+        self._run(self._reads[0], weights, warm_up_calls)
+        samples = (self._run(read, weights, timed_calls) for read in self._reads)
+        return min(samples, key=lambda one: int(one.elapsed_ns))
 
-    def _run(self, weights: WeightsStruct, calls: int) -> SampleStruct:
+    def _run(self, read: Callable[..., None], weights: WeightsStruct, calls: int) -> SampleStruct:
         sample = SampleStruct()
-        self._read(
+        read(
             ctypes.byref(weights),
             ctypes.c_int64(self.packed_weight_bytes),
             ctypes.c_void_p(address_of(self._others)),

@@ -91,7 +91,7 @@ def compiled_loops(cpu: Cpu, size_bytes: int) -> tuple[Loop, Loop]:
     driver = build_driver("roofline", find_toolchain(), "sample.h", isa=widest_vectors(cpu.isa))
     columns = _ROW_BYTES // DType.F32.size_bytes
     problem = Problem.create(1, size_bytes // _ROW_BYTES, columns)
-    peak, read = PeakLoop(driver, DType.F32), ReadLoop(driver, problem, 1)
+    peak, read = PeakLoop(driver, DType.F32), ReadLoop(driver, problem, 1, is_plain=True)
     block = WeightCopies(read, 1, seed=0)
     first = peak.sample(block.struct, warm_up_calls=100, timed_calls=100)
     calls = max(1, 100 * _SAMPLE_NS // max(1, int(first.elapsed_ns)))
