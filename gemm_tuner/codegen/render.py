@@ -428,7 +428,8 @@ def _ends_in_part_of_tile(problem: Problem, family: MicroKernelFamily) -> bool:
 def _keeps_copy_of_x(problem: Problem, candidate: Candidate, family: MicroKernelFamily) -> bool:
     """Return whether what a block of rows is copied to, or summed up to, meets all columns."""
     blocking = candidate.blocking
-    makes = blocking.pack_x or problem.has_zero_points or family.digits(problem.types.x)
+    sums_x = problem.has_zero_points and not (blocking.convert_once and family.k_step == 1)
+    makes = blocking.pack_x or sums_x or family.digits(problem.types.x)
     return bool(makes) and not blocking.loop_order.is_jc_outer
 
 

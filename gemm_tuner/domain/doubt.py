@@ -9,7 +9,7 @@ IMPLAUSIBLE = "implausible"
 MOST_DISTURBED_ROUNDS = 0.25
 # Of the fastest sample of whole models. A neighbour on the same core or on the memory takes up to
 # half of the speed, and no counter of this machine shows it. Of 36 cases on a Zen 5 (November
-# 2026), samples of a way that were slower than this were at most three of nine.
+# 2026), none had more than a quarter of such rounds in either of the ways that are compared.
 SLOWED = 1.25
 _MOST_STOLEN = 0.05
 # Between the median of the ratios and the ratio of the fastest samples, either way. Of 3270

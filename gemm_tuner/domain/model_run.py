@@ -228,7 +228,7 @@ class ModelRun:
             if slowed > MOST_DISTURBED_ROUNDS * self.rounds:
                 return (
                     f"{DISTURBED}: in {slowed} of {self.rounds} rounds {way.way} took more than "
-                    f"{SLOWED} times its least, also when it was timed again"
+                    f"{SLOWED} times its least"
                 )
         return None
 

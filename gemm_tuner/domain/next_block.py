@@ -17,5 +17,10 @@ def next_lines(rows: int, mr: int, blocking: Blocking) -> int:
     alone fetches nothing, and so do more tiles than a tile of weights has lines.
     """
     of_part = ceil(rows / blocking.grid_m)
-    tiles = ceil((of_part if blocking.loop_order.is_jc_outer else min(of_part, blocking.mc)) / mr)
+    of_block = of_part if blocking.loop_order.is_jc_outer else min(of_part, blocking.mc)
+    return lines_of_tiles(ceil(of_block / mr))
+
+
+def lines_of_tiles(tiles: int) -> int:
+    """Return the same for so many tiles of rows that meet a block."""
     return min(_MOST_LINES, _LINES_OF_TILE // tiles) if tiles > 1 else 0

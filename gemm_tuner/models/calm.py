@@ -17,7 +17,8 @@ def taken_calmly(
 ) -> _Sample:
     """Return a sample that takes at most `SLOWED` times the fastest; after four turns, the best.
 
-    The time alone decides, and never what it is compared with: this favours nobody.
+    The time alone decides, never what it is compared with. Of what is uneven by itself, the faster
+    calls count.
     """
     best = take()
     for _turn in range(_TURNS - 1):

@@ -274,9 +274,9 @@ class _Measuring:
     def _sample(
         self, way: str, question: Question, samples: list[Sampled], first_ns: float
     ) -> None:
-        """Add the sample of a way in a round; its first call, and earlier rounds, say how fast."""
+        """Add the sample of a way in a round; earlier ones, or its first call, say how fast."""
         process = self._processes[way]
-        fastest_ns = min((first_ns, *(one.call_ns for one in samples)))
+        fastest_ns = min((one.call_ns for one in samples), default=first_ns)
         try:
             samples.append(
                 taken_calmly(

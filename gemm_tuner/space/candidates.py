@@ -20,7 +20,7 @@ from gemm_tuner.errors import NoKernelFamily
 from gemm_tuner.space.axes.grid import grids
 from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.choice import Choice
-from gemm_tuner.space.cuts import CUTS
+from gemm_tuner.space.cuts import CUTS, CUTS_BESIDE_NEXT
 from gemm_tuner.space.first import first_choices
 from gemm_tuner.space.limits import is_possible
 from gemm_tuner.space.tile import Tile
@@ -183,7 +183,7 @@ def _candidate(tile: Tile, choice: Choice) -> Candidate:
 
 def _choices_like(tile: Tile, candidate: Candidate) -> Iterator[Choice]:
     """Yield the choices that stand for `candidate`; several cuts may come to the same."""
-    for cut in CUTS:
+    for cut in CUTS + CUTS_BESIDE_NEXT:
         choice = Choice.of(candidate.blocking, cut)
         if settled(tile, choice) == choice:
             yield choice

@@ -11,7 +11,7 @@ class Residence(Enum):
     """Which cache blocks stay in L2, and so which outer loops are cut."""
 
     NOTHING = auto()  # neither: one block of rows and one of columns
-    X = auto()  # blocks of rows of x; all columns of w pass by, those of AMX in blocks
+    X = auto()  # blocks of rows of x; all columns of w pass by
     W = auto()  # blocks of columns of w; all rows of x pass by
     BOTH = auto()  # both are cut; the block of w stays for all rows
     PANELS = auto()  # a panel or a few of w, packed in the call, stay in L1 for all rows of x
@@ -46,7 +46,7 @@ CUTS = tuple(
     Cut(residence=residence, l2_parts=l2_parts, is_ir_outer=is_ir_outer)
     for residence, l2_parts, is_ir_outer in product(Residence, (2, 4), (False, True))
 )
-# Beside the next block of w, which is fetched meanwhile, and what it pushes out of L2.
+# Beside the next block of w, which is fetched meanwhile; the columns are cut where x stays, too.
 CUTS_BESIDE_NEXT = tuple(
     Cut(residence=residence, l2_parts=8, is_ir_outer=True)
     for residence in (Residence.X, Residence.W)

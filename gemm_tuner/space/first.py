@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import ceil
 
 from gemm_tuner.domain.context import Regime
-from gemm_tuner.domain.micro_kernel import Can
+from gemm_tuner.domain.micro_kernel import Can, PackedLayout
 from gemm_tuner.space.axes.kc import depths
 from gemm_tuner.space.axes.pack_w import AXIS as PACK_W
 from gemm_tuner.space.axes.prefetch import distances_first
@@ -34,8 +34,10 @@ def first_choices(tile: Tile) -> list[Choice]:
         is_for_l1 = choice.pack_w and choice.cut.residence is not Residence.PANELS
         other = Cut(residence=Residence.PANELS) if is_for_l1 else Cut()
         return [choice, *_of_copied_x(tile, choice), choice.having(cut=other), *others]
-    if Can.UNPACK_GROUPS in tile.family.can or tile.problem.m.high > _FEW_ROWS:
+    if tile.problem.m.high > _FEW_ROWS:
         return [choice, *others]
+    if Can.UNPACK_GROUPS in tile.family.can:
+        return [choice, *_in_streams(tile, choice), *others]
     return [*_in_streams(tile, choice), *_fetched_ahead(tile, choice), *others]
 
 
@@ -90,7 +92,8 @@ def _in_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
     most = core_of(tile.cpu).rates.streams
     waits = tile.weights_fill_l3 or tile.regime is Regime.COLD_WEIGHTS
     # Where many streams are faster, they are no slower from L3, which neighbours may have filled.
-    if not waits and most <= _FEW_STREAMS:
+    is_grouped = tile.family.layout is PackedLayout.GROUPS
+    if most <= _FEW_STREAMS and (is_grouped or not waits):
         return
     far_apart = choice.having(kc=max(depths(tile)), prefetch_w_bytes=0)
     several = [one for one in W_STREAMS.offered(tile, far_apart) if one.w_streams > 1]

@@ -7,7 +7,7 @@ from gemm_tuner.domain.blocking import Blocking
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.cpu import Cpu
-from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily
+from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.catalog import family_named
 
@@ -51,6 +51,8 @@ class Tile:
         if self.like is None:
             return None
         family = family_named(self.like.micro_kernel.family)
+        if family.layout is PackedLayout.GROUPS:
+            return self.like.packed_columns
         return family.panel_width(self.like.packed_columns)
 
     @property
@@ -73,6 +75,13 @@ class Tile:
         x_bytes = problem.m.high * problem.types.x.row_bytes(problem.k)
         reads_once = Can.READ_WEIGHTS_ONCE in self.family.can and problem.m.high > self.mr
         return reads_once and problem.w_bytes <= self.l2_bytes // 2 and x_bytes > self.l2_bytes // 4
+
+    @property
+    def fetches_blocks(self) -> bool:
+        """Return whether tiles of AMX wait for weights packed ahead, and can fetch blocks."""
+        waits = self.weights_leave_l2 or self.regime is Regime.COLD_WEIGHTS
+        can_fetch = Can.FETCH_NEXT_BLOCK in self.family.can
+        return waits and can_fetch and self.problem.operation.packs_ahead
 
     @property
     def weights_fill_l3(self) -> bool:

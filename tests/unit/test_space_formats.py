@@ -3,16 +3,19 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from spaces import cpu
 
 from gemm_tuner.domain.candidate import Candidate
+from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import NoKernelFamily
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.cores import core_named
+from gemm_tuner.space.ranking import shortlist
 
 
 @pytest.mark.parametrize(
@@ -104,3 +107,54 @@ def test_a_format_with_blocks_that_tiles_cannot_have_is_no_format_of_theirs() ->
 
     assert "avx512_int8" in families
     assert "amx_int8" not in families
+
+
+@pytest.mark.parametrize("regime", Regime)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "bf16 128x768x3072 nk bias",
+        "bf16 197x2304x768 nk bias",
+        "u8_s8_s32_f32 128x3072x768 nk bias",
+        "bf16 1x4096x4096 nk none",
+        "bf16_u4 1x4096x4096 nk:g128 none",
+    ],
+)
+def test_what_is_tried_first_is_of_its_space_and_has_neighbours(
+    problem: str, regime: Regime
+) -> None:
+    space = Space(
+        problem=Problem.parse(problem), cpu=core_named("emerald_rapids").cpu, regime=regime
+    )
+
+    for first in shortlist(space, 8):
+        assert first in space.cuts_of(first)
+        assert space.neighbours(first)
+
+
+def test_a_format_of_side_by_side_vectors_in_groups_can_be_searched() -> None:
+    space = Space(
+        problem=Problem.parse("f32_u4 64x4096x4096 nk:g128 none"),
+        cpu=core_named("emerald_rapids").cpu,
+        like=Candidate.parse("avx512_vnni_w4_1x64 mc1_nc4096_kc4096 jc_ic_jr_ir ws4"),
+    )
+
+    first, *others = space.defaults()
+
+    assert {one.packed_columns for one in (first, *others)} == {16}
+    assert space.neighbours(first)
+    dice = np.random.default_rng(1)
+    drawn = [space.draw(dice) for _ in range(50)]
+    assert any(drawn)
+
+
+def test_few_rows_share_the_panels_of_tiles_of_amx_in_groups() -> None:
+    space = Space(
+        problem=Problem.parse("bf16_u4 2x4096x4096 nk:g128 none"),
+        cpu=core_named("emerald_rapids").cpu,
+        like=Candidate.parse("amx_bf16_w4_16x32 mc16_nc4096_kc4096 jc_ic_jr_ir"),
+    )
+
+    families = {one.micro_kernel.family for one in space.defaults()}
+
+    assert {"amx_bf16_w4", "avx512_bf16_w4"} <= families

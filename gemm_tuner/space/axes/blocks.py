@@ -22,7 +22,7 @@ from math import ceil, isqrt, lcm
 from gemm_tuner.domain.blocking import Blocking, LoopOrder
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.micro_kernel import Can, MicroKernel, MicroKernelFamily
-from gemm_tuner.domain.next_block import next_lines
+from gemm_tuner.domain.next_block import lines_of_tiles
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.weight_layout import WeightLayout
 from gemm_tuner.space.axis import Axis, Refusal
@@ -53,9 +53,8 @@ def _blocks(tile: Tile, choice: Choice, cut: Cut) -> tuple[int, int, LoopOrder]:
         )
         rows = tile.l2_bytes // cut.l2_parts // row_bytes
         mc = min(mc, max(tile.mr, rows // tile.mr * tile.mr))
-    # One tile of rows after the other reads all columns that are not cut, again and again.
-    passes_w = cut.residence is Residence.X and cut.is_ir_outer and _reads_once(tile)
-    if cut.residence in {Residence.W, Residence.BOTH} or choice.pack_w or passes_w:
+    passes_blocks = cut in CUTS_BESIDE_NEXT
+    if cut.residence in {Residence.W, Residence.BOTH} or choice.pack_w or passes_blocks:
         nc = min(nc, max(tile.nr, fitting // tile.nr * tile.nr))
     return mc, nc, cut.loop_order
 
@@ -65,8 +64,8 @@ def _reads_once(tile: Tile) -> bool:
 
 
 def _offered(tile: Tile, choice: Choice) -> tuple[Cut, ...]:
-    fetches_blocks = Can.FETCH_NEXT_BLOCK in tile.family.can and not choice.pack_w
-    return CUTS + CUTS_BESIDE_NEXT * fetches_blocks
+    can_fetch = Can.FETCH_NEXT_BLOCK in tile.family.can and not choice.pack_w
+    return CUTS + CUTS_BESIDE_NEXT * can_fetch
 
 
 def _columns_in_l1(tile: Tile, choice: Choice) -> int:
@@ -129,10 +128,10 @@ def _first(tile: Tile, choice: Choice) -> Choice:
     elif several_tiles_read_once:
         # L1 keeps rows of x while a block of weights passes them from L2.
         fits = tile.passes_x_once or problem.w_bytes <= caches.l2_bytes // 4
-        residence = Residence.X if choice.pack_x else Residence.W
-        parts = 8 if choice.pack_x or next_lines(problem.m.high, tile.mr, choice) else 4
-        parts = parts if problem.operation.packs_ahead else 4
-        cut = Cut(residence=residence, l2_parts=parts, is_ir_outer=True)
+        residence = Residence.X if choice.pack_x and tile.fetches_blocks else Residence.W
+        tiles = ceil(problem.m.high / tile.mr)
+        fetches = tile.fetches_blocks and (choice.pack_x or lines_of_tiles(tiles) > 0)
+        cut = Cut(residence=residence, l2_parts=8 if fetches else 4, is_ir_outer=True)
         cut = Cut(is_ir_outer=True) if fits else cut
     elif x_bytes <= caches.l2_bytes // 2:
         # Where caches near the core keep all panels, whole rows of a large y are written in order.

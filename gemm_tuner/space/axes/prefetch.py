@@ -2,13 +2,14 @@
 
 Not at all, or 4, 8 or 16 KB ahead; of a w that comes with each call, where it is read in place for
 up to four rows, or eight queries; of rows of w that are a few cache lines each, one line of each,
-into L2. One or two rows that wait for weights outside L2: also 1 KB, into L2 alone. The next panel,
-into L2, of weights packed ahead, where it takes at most half of L2 and either it is converted once
-or several tiles of more than four rows meet it, each fetching its part: two, or as many as one turn
-of the micro-kernel reads lines. Of a `kn` outside L2 that comes with each call, the next block
-where it is packed, and the next panel where it is read in place: each of the first tiles fetches a
-cache line of each row. With AMX, the next block of weights packed ahead: where a tile of rows meets
-all panels, each fetches a few lines of all of them, two tiles to sixteen.
+into L2. One or two rows that wait for weights outside L2: also 1 KB, into L2 alone, as of streams
+of weights in groups. The next panel, into L2, of weights packed ahead, where it takes at most half
+of L2 and either it is converted once or several tiles of more than four rows meet it, each fetching
+its part: two, or as many as one turn of the micro-kernel reads lines. Of a `kn` outside L2 that
+comes with each call, the next block where it is packed, and the next panel where it is read in
+place: each of the first tiles fetches a cache line of each row. With AMX, the next block of weights
+packed ahead: where a tile of rows meets all panels, each fetches a few lines of all of them, two
+tiles to sixteen.
 
 Tried first: the next panel where it can be fetched. Else 16 KB for weights that do not fit L2, 8 KB
 where they are cold and rows more than four, and none for one row or for weights in L2; never far
@@ -175,7 +176,8 @@ def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, bool]]:
             yield 0, True
         return
     if tile.problem.w_bytes > tile.cpu.caches.l1d_bytes:
-        near = (NEAR_BYTES,) if _can_fetch_near(tile) else ()
+        is_split = tile.family.layout is PackedLayout.GROUPS and choice.w_streams > 1
+        near = (NEAR_BYTES,) if is_split or _can_fetch_near(tile) else ()
         for ahead in (*_DISTANCES_BYTES, *near):
             yield ahead, False
     if _can_fetch_panels(tile, choice):

@@ -27,16 +27,16 @@ _STREAMS = (2, 3, 4, 5, 6, 8)
 
 def _choices(tile: Tile, choice: Choice) -> Iterator[int]:
     problem = tile.problem
+    # Panels of groups are as deep as k.
+    is_whole = choice.kc >= problem.k or tile.family.layout is PackedLayout.PANELS
     if problem.operation.packs_ahead and tile.given_panel:
-        yield _panels_in(tile, tile.given_panel)
+        yield _panels_in(tile, tile.given_panel) if is_whole else 1
         return
     yield 1
     # Cold weights are not in L2, however small they are; x and y take a part of it.
     if problem.m.high <= _FEW_ROWS and problem.w_bytes > tile.l2_bytes // 2:
         for streams in _STREAMS:
-            if _can_split(problem, tile.family, tile.nr, streams) and (
-                choice.kc >= problem.k or tile.family.layout is PackedLayout.PANELS
-            ):
+            if is_whole and _can_split(problem, tile.family, tile.nr, streams):
                 yield streams
 
 
