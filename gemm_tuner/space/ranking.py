@@ -72,7 +72,7 @@ def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
 def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     """Return what is read a few cache lines at a time first, then the best of the other panels.
 
-    On a core that reads many streams faster, what is read in most of them is the first instead.
+    On a core that reads many streams faster, the best of those with more than two is the first instead.
 
     One row of x beside cold weights waits for them alone, which the model takes for equally fast
     in all tiles. What the last panel is padded with is read, too.
@@ -102,11 +102,10 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     most = 1 + _EITHER_MAY_BE_FASTER
     longest = min(_predicted(one, space) for one in order) * most
     near = [one for one in order if is_panel(one) and _predicted(one, space) <= longest]
-    most_streams = core_of(space.cpu).rates.streams
-    if most_streams > _FEW_STREAMS and any(one.blocking.w_streams > _FEW_STREAMS for one in near):
-        first = sorted(near, key=lambda one: one.blocking.w_streams, reverse=True)[:1]
-    else:
-        first = sorted(filter(is_narrow, near), key=step_bytes, reverse=True)[:1]
+    first = []
+    if core_of(space.cpu).rates.streams > _FEW_STREAMS:
+        first = [one for one in near if one.blocking.w_streams > _FEW_STREAMS][:1]
+    first = first or sorted(filter(is_narrow, near), key=step_bytes, reverse=True)[:1]
     return list(dict.fromkeys([*first, *near[: len(first)], *order]))
 
 
