@@ -72,13 +72,15 @@ def shortlist(space: Space, count: int | None = None) -> list[Candidate]:
 def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     """Return what is read a few cache lines at a time first, then the best of the other panels.
 
-    On a core that reads many streams faster, the best of those with more than two is the first instead.
+    On a core that reads many streams faster, the best of those with more than two is the first
+    instead, also of hot weights: a search times the best of these beside cold ones.
 
     One row of x beside cold weights waits for them alone, which the model takes for equally fast
     in all tiles. What the last panel is padded with is read, too.
     """
-    n = space.problem.n
-    if space.regime is not Regime.COLD_WEIGHTS or space.problem.m.high != 1:
+    n, is_cold = space.problem.n, space.regime is Regime.COLD_WEIGHTS
+    reads_many = core_of(space.cpu).rates.streams > _FEW_STREAMS
+    if space.problem.m.high != 1 or not (is_cold or reads_many):
         return order
 
     def step_bytes(one: Candidate) -> int:
@@ -102,10 +104,9 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     most = 1 + _EITHER_MAY_BE_FASTER
     longest = min(_predicted(one, space) for one in order) * most
     near = [one for one in order if is_panel(one) and _predicted(one, space) <= longest]
-    first = []
-    if core_of(space.cpu).rates.streams > _FEW_STREAMS:
-        first = [one for one in near if one.blocking.w_streams > _FEW_STREAMS][:1]
-    first = first or sorted(filter(is_narrow, near), key=step_bytes, reverse=True)[:1]
+    first = [one for one in near if reads_many and one.blocking.w_streams > _FEW_STREAMS][:1]
+    if is_cold and not first:
+        first = sorted(filter(is_narrow, near), key=step_bytes, reverse=True)[:1]
     return list(dict.fromkeys([*first, *near[: len(first)], *order]))
 
 

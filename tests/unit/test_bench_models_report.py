@@ -103,7 +103,7 @@ def test_a_row_over_the_limit_says_so(
     limit = ModelLimit(
         way="compile", outside_s=3e-8, layers_s=6e-8, peak_flop_per_s=1e11, read_bytes_per_s=1e10
     )
-    told = "over the limit: outside of layers ours takes less than the others"
+    told = "over the limit: ours takes less outside of layers than the others"
 
     print_runs([replace(measured, limit=limit)])  # 90 ns of 100
     assert told not in capsys.readouterr().out

@@ -72,8 +72,11 @@ def _told_shares(shares: TimeShares, layers_left: int | None) -> str:
 def remarks(run: ModelRun) -> str:
     """Return why the numbers of a run may not be believed, or are not what they seem to be."""
     share = run.share_of_limit or 0.0
-    over = "over the limit: outside of layers ours takes less than the others" if share > 1 else ""
-    return "; ".join(filter(None, (run.doubt, over)))
+    over = (
+        "over the limit: ours takes less outside of layers than the others, "
+        "or reads weights faster than the loop"
+    )
+    return "; ".join(filter(None, (run.doubt, over if share > 1 else "")))
 
 
 def means(runs: Sequence[ModelRun]) -> list[ModelMean]:

@@ -8,7 +8,7 @@ own.
 Tried first: one, or what the format asks for. Where weights are cold or fill half of L3 or more, or
 where more than two streams are faster on this core (`space/cores.csv`), also as many as are
 fastest, two or eight, or as many less as make up the tile, with deep blocks of k and without
-prefetch. One row beside cold weights reads most streams before all else on such a core.
+prefetch. One row reads many streams before all else on such a core.
 """
 
 from collections.abc import Iterator
