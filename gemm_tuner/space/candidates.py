@@ -17,10 +17,10 @@ from gemm_tuner.domain.micro_kernel import MicroKernelFamily, PackedLayout
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import NoKernelFamily
+from gemm_tuner.space.axes.blocks import offered_cuts
 from gemm_tuner.space.axes.grid import grids
 from gemm_tuner.space.catalog import CATALOG, family_named
 from gemm_tuner.space.choice import Choice
-from gemm_tuner.space.cuts import CUTS, CUTS_BESIDE_NEXT
 from gemm_tuner.space.first import first_choices
 from gemm_tuner.space.limits import is_possible
 from gemm_tuner.space.tile import Tile
@@ -183,7 +183,7 @@ def _candidate(tile: Tile, choice: Choice) -> Candidate:
 
 def _choices_like(tile: Tile, candidate: Candidate) -> Iterator[Choice]:
     """Yield the choices that stand for `candidate`; several cuts may come to the same."""
-    for cut in CUTS + CUTS_BESIDE_NEXT:
+    for cut in offered_cuts(tile, candidate.blocking):
         choice = Choice.of(candidate.blocking, cut)
         if settled(tile, choice) == choice:
             yield choice

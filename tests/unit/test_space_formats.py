@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from spaces import cpu
+from spaces import cpu, of_tiles
 
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import Regime
@@ -129,7 +129,12 @@ def test_what_is_tried_first_is_of_its_space_and_has_neighbours(
 
     for first in shortlist(space, 8):
         assert first in space.cuts_of(first)
-        assert space.neighbours(first)
+        of_tile = of_tiles(space, {first.micro_kernel})
+        beside = {
+            one.text for one in space.neighbours(first) if one.micro_kernel == first.micro_kernel
+        }
+        assert beside
+        assert beside <= {one.text for one in of_tile}
 
 
 def test_a_format_of_side_by_side_vectors_in_groups_can_be_searched() -> None:

@@ -63,7 +63,8 @@ def _reads_once(tile: Tile) -> bool:
     return Can.READ_WEIGHTS_ONCE in tile.family.can and tile.problem.m.high > tile.mr
 
 
-def _offered(tile: Tile, choice: Choice) -> tuple[Cut, ...]:
+def offered_cuts(tile: Tile, choice: Blocking) -> tuple[Cut, ...]:
+    """Return the cuts that a tile may have; those beside a next block where it is fetched."""
     can_fetch = Can.FETCH_NEXT_BLOCK in tile.family.can and not choice.pack_w
     return CUTS + CUTS_BESIDE_NEXT * can_fetch
 
@@ -105,7 +106,7 @@ def _blocks_of_scores(tile: Tile, cut: Cut) -> tuple[int, int, LoopOrder]:
 
 
 def _choices(tile: Tile, choice: Choice) -> Iterator[tuple[int, int, LoopOrder]]:
-    for cut in _offered(tile, choice):
+    for cut in offered_cuts(tile, choice):
         yield _blocks(tile, choice, cut)
 
 
@@ -148,7 +149,7 @@ def _first(tile: Tile, choice: Choice) -> Choice:
 
 
 def _moves(tile: Tile, choice: Choice) -> Iterator[Choice]:
-    for cut in _offered(tile, choice):
+    for cut in offered_cuts(tile, choice):
         if cut.is_beside(choice.cut):
             yield choice.having(cut=cut)
 
