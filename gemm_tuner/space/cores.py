@@ -29,6 +29,9 @@ _VECTORS = {
 }
 
 
+FEW_STREAMS = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """What one core starts or moves in a cycle.
@@ -60,6 +63,11 @@ class Rates:
     conflicts: float
     panels: float
     streams: float
+
+    @property
+    def reads_many_streams(self) -> bool:
+        """Return whether more than two streams are faster, which most cores read more slowly."""
+        return self.streams > FEW_STREAMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

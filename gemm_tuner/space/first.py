@@ -20,7 +20,6 @@ from gemm_tuner.space.walk import settled, tried_first
 
 # So few rows of x wait for their weights.
 _FEW_ROWS = 4
-_FEW_STREAMS = 2
 # From so many tiles of rows on, weights are also converted once for all at first.
 _TILES_THAT_CONVERT_ONCE = 4
 
@@ -89,16 +88,16 @@ def _w_in_place(tile: Tile, first: Choice) -> Iterator[Choice]:
 
 def _in_streams(tile: Tile, choice: Choice) -> Iterator[Choice]:
     """Yield the choice that reads panels side by side, far apart, where weights fill L3 or wait."""
-    most = core_of(tile.cpu).rates.streams
+    rates = core_of(tile.cpu).rates
     waits = tile.weights_fill_l3 or tile.regime is Regime.COLD_WEIGHTS
     # Where many streams are faster, they are no slower from L3, which neighbours may have filled.
     is_grouped = tile.family.layout is PackedLayout.GROUPS
-    if most <= _FEW_STREAMS and (is_grouped or not waits):
+    if not rates.reads_many_streams and (is_grouped or not waits):
         return
     far_apart = choice.having(kc=max(depths(tile)), prefetch_w_bytes=0)
     several = [one for one in W_STREAMS.offered(tile, far_apart) if one.w_streams > 1]
-    fewer = [one for one in several if one.w_streams <= most]
-    yield from fewer[-1:] or [one for one in several if one.w_streams <= most + 1]
+    fewer = [one for one in several if one.w_streams <= rates.streams]
+    yield from fewer[-1:] or [one for one in several if one.w_streams <= rates.streams + 1]
 
 
 def _fetched_ahead(tile: Tile, choice: Choice) -> Iterator[Choice]:

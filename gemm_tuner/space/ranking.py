@@ -12,7 +12,7 @@ from gemm_tuner.domain.micro_kernel import PackedLayout
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
-from gemm_tuner.space.cores import core_of
+from gemm_tuner.space.cores import FEW_STREAMS, core_of
 from gemm_tuner.space.model import loads_per_multiplication, predict_cycles
 from gemm_tuner.space.tile import round_up
 
@@ -22,7 +22,6 @@ _EITHER_MAY_BE_FASTER = 0.1
 # Of a panel beside one row, for each step of k, or of weights in groups for each chunk: a wider one
 # comes from memory more slowly.
 _NARROW_BYTES = {PackedLayout.PANELS: 192, PackedLayout.GROUPS: 256}
-_FEW_STREAMS = 2  # a core that reads no more faster reads narrow panels as fast
 _CHUNK_BYTES = 4  # of a column: some steps of k of weights in groups
 
 
@@ -79,7 +78,7 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     in all tiles. What the last panel is padded with is read, too.
     """
     n, is_cold = space.problem.n, space.regime is Regime.COLD_WEIGHTS
-    reads_many = core_of(space.cpu).rates.streams > _FEW_STREAMS
+    reads_many = core_of(space.cpu).rates.reads_many_streams
     if space.problem.m.high != 1 or not (is_cold or reads_many):
         return order
 
@@ -93,7 +92,7 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
         family = family_named(one.micro_kernel.family)
         # Where headers lie between the weights, the hardware alone does not fetch enough ahead.
         is_fetched = family.layout is PackedLayout.PANELS or one.blocking.prefetch_w_bytes > 0
-        is_split = one.blocking.w_streams > _FEW_STREAMS
+        is_split = one.blocking.w_streams > FEW_STREAMS
         return family.layout in _NARROW_BYTES and (is_fetched or is_split) and not family.k_tile
 
     def is_narrow(one: Candidate) -> bool:
@@ -104,7 +103,7 @@ def _narrow_first(order: list[Candidate], space: Space) -> list[Candidate]:
     most = 1 + _EITHER_MAY_BE_FASTER
     longest = min(_predicted(one, space) for one in order) * most
     near = [one for one in order if is_panel(one) and _predicted(one, space) <= longest]
-    first = [one for one in near if reads_many and one.blocking.w_streams > _FEW_STREAMS][:1]
+    first = [one for one in near if reads_many and one.blocking.w_streams > FEW_STREAMS][:1]
     if is_cold and not first:
         first = sorted(filter(is_narrow, near), key=step_bytes, reverse=True)[:1]
     return list(dict.fromkeys([*first, *near[: len(first)], *order]))
