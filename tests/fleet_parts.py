@@ -14,26 +14,7 @@ from working import wait_until
 from gemm_tuner.fleet.scheduler import TlsIdentity
 from gemm_tuner.trust.attestation import MeasuringKeys
 
-# Lets workers believe what they time beside other work, at once, and be as urgent as that, and
-# others take their jobs soon.
-_CALM = """
-import os
-import sys
-
-if "worker" in sys.orig_argv:
-    os.nice = lambda _more: 0
-    from gemm_tuner.domain import doubt
-    from gemm_tuner.tuning import context_sweep, finished, worker
-from gemm_tuner.tuning.ranges import holding
-
-    worker.idle_cores = lambda: None
-    finished._WIDE = float("inf")
-    context_sweep.is_slower_than_before = lambda _trials, _earlier: False
-    holding.LEASE_S = worker.LEASE_S = {lease_s}
-    for module in (doubt, context_sweep):
-        module.why_disturbed = lambda _measurement: None
-"""
-
+CALMED = Path(__file__).with_name("calmed")
 
 _ENDING = ("setpriv", "--pdeathsig=KILL")  # with the process that started it
 
@@ -98,11 +79,10 @@ class FleetParts:
     port: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Choose a port, and write what calms the workers."""
+        """Choose a port."""
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             object.__setattr__(self, "port", listener.getsockname()[1])
-        (self.folder / "sitecustomize.py").write_text(_CALM.format(lease_s=self.lease_s))
 
     @property
     def address(self) -> str:
@@ -165,10 +145,11 @@ class FleetParts:
         return self._part(name, (sys.executable, "-m", "gemm_tuner", *arguments), **variables)
 
     def _part(self, name: str, command: tuple[str, ...], **variables: str) -> Part:
-        path = os.pathsep.join(filter(None, (str(self.folder), os.environ.get("PYTHONPATH"))))
+        path = os.pathsep.join(filter(None, (str(CALMED), os.environ.get("PYTHONPATH"))))
         environment = {
             **os.environ,
             "PYTHONPATH": path,
+            "CALMED_LEASE_S": str(self.lease_s),
             "PYTHONUNBUFFERED": "1",
             "GEMM_TUNER_DB": self.database_url,
             **variables,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from certificates import make_identity
-from fleet_parts import FleetParts, Part
+from fleet_parts import CALMED, FleetParts, Part
 from postgres import find_programs
 from served import keep_trial
 from working import PROBLEM, ask_for, job_now, wait_until
@@ -166,15 +166,14 @@ def test_a_sweep_spreads_layers_over_classes_and_is_resumed(fleet: Fleet, tmp_pa
     }
 
 
-def test_the_example_shows_it_in_one_command(tmp_path: Path) -> None:
+def test_the_example_shows_it_in_one_command() -> None:
     if find_programs() is None:
         pytest.skip("no PostgreSQL server is installed: apt install postgresql")
-    FleetParts(folder=tmp_path, database_url="")  # what calms the workers
     example = Path(__file__).parents[2] / "examples" / "fleet.py"
 
     done = subprocess.run(
         [sys.executable, str(example)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(CALMED)},
         capture_output=True,
         text=True,
         timeout=180,

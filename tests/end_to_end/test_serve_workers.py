@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fleet_parts import CALMED
 from served import keep_trial
 from working import PATIENCE_S, PROBLEM, ask_for, job_now, wait_until
 
@@ -23,21 +24,6 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.store.jobs.jobs import Jobs
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
-
-# Lets workers believe what they time beside other tests, and get as much of a core as these.
-_CALM = """
-import os
-import sys
-
-if "worker" in sys.orig_argv:
-    from gemm_tuner.domain import doubt
-    from gemm_tuner.tuning import context_sweep, worker
-
-    os.nice = lambda _more: 0
-    worker.idle_cores = lambda: None
-    for module in (doubt, context_sweep):
-        module.why_disturbed = lambda _measurement: None
-"""
 
 
 def workers_of(parent: int) -> set[int]:
@@ -78,9 +64,8 @@ def serving(
     tmp_path: Path, url: str, *options: str, **variables: str
 ) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """Run a service, and yield its process and its address."""
-    (tmp_path / "sitecustomize.py").write_text(_CALM)
     environment = {name: text for name, text in os.environ.items() if name != "GEMM_TUNER_WORKERS"}
-    environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
+    environment["PYTHONPATH"] = f"{CALMED}:{environment.get('PYTHONPATH', '')}"
     command = [sys.executable, "-m", "gemm_tuner", "serve", "--port", "0", "--db", url]
     log = tmp_path / "log"
     with (
