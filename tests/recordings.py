@@ -124,7 +124,7 @@ def make_recording(
 
 
 def make_ranker() -> Ranker:
-    """Return a ranker of one tree: tiles of up to four rows first."""
+    """Return a ranker of two trees, one a leaf: tiles of up to four rows first."""
     tree = Tree(
         feature=(FEATURES.index("mr"), -2, -2),
         threshold=(4.5, 0.0, 0.0),
@@ -132,4 +132,5 @@ def make_ranker() -> Ranker:
         right=(2, -1, -1),
         value=(0.0, 1.0, 2.0),
     )
-    return Ranker(features=FEATURES, initial=0.5, rate=0.1, trees=(tree,))
+    leaf = Tree(feature=(-2,), threshold=(0.0,), left=(-1,), right=(-1,), value=(3.0,))
+    return Ranker(features=FEATURES, trees=(tree, leaf))

@@ -15,7 +15,8 @@ from gemm_tuner.space.ranking import shortlist
 
 FEATURES = (
     *("rows", "columns", "depth", "x_bytes", "w_bytes", "w_over_l2", "w_over_l3", "is_cold"),
-    *("threads", "cycles", "loads", "mr", "nr", "lanes", "row_waste", "column_waste"),
+    *("is_from_memory", "threads", "cycles", "loads", "mr", "nr", "lanes", "step_bytes"),
+    *("row_waste", "column_waste"),
     *("row_blocks", "column_blocks", "depth_blocks", "kc", "panel_over_l1", "block_over_l2"),
     *("is_ir_outer", "pack_x", "pack_w", "convert_once", "prefetch", "prefetch_next", "w_streams"),
     *("shuffle_x", "stream_y", "k_unroll", "grid_m", "grid_n", "grid_k"),
@@ -31,6 +32,7 @@ def features(space: Space, candidates: Iterable[Candidate]) -> NDArray[np.float3
     first = shortlist(space, 1)[0]
     least = predict_cycles(problem, first, family_named(first.micro_kernel.family), cpu)
     caches, rows = cpu.caches, max(1, problem.m.high)
+    is_cold = space.regime is Regime.COLD_WEIGHTS
     of_problem = (
         log2(rows),
         log2(problem.n),
@@ -39,7 +41,8 @@ def features(space: Space, candidates: Iterable[Candidate]) -> NDArray[np.float3
         log2(problem.w_bytes),
         log2(problem.w_bytes / (caches.l2_bytes or 1)),
         log2(problem.w_bytes / (caches.l3_bytes or 1)),
-        space.regime is Regime.COLD_WEIGHTS,
+        is_cold,
+        is_cold or problem.w_bytes > caches.l3_bytes,
         space.threads,
     )
 
@@ -54,6 +57,7 @@ def features(space: Space, candidates: Iterable[Candidate]) -> NDArray[np.float3
             tile.mr,
             tile.nr,
             family.lanes,
+            log2(max(1, row_bytes(tile.nr * family.k_step))),
             ceil(rows / tile.mr) * tile.mr / rows,
             ceil(problem.n / tile.nr) * tile.nr / problem.n,
             ceil(rows / blocking.mc),

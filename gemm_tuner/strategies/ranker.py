@@ -1,6 +1,7 @@
-"""A learned ranker: boosted trees as JSON, evaluated without the library that made them."""
+"""A learned ranker: randomized trees as JSON, evaluated without the library that made them."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -60,24 +61,26 @@ class Tree(_Model):
 
     def predict(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the value of the leaf that each row comes to."""
-        feature, left, right = (np.array(one) for one in (self.feature, self.left, self.right))
-        threshold = np.array(self.threshold)
+        feature, threshold, left, right, value = self._arrays
         node = np.zeros(len(rows), np.int64)
         while (inner := np.flatnonzero(left[node] != -1)).size:
             at = node[inner]
             goes_left = rows[inner, feature[at]].astype(np.float64) <= threshold[at]
             node[inner] = np.where(goes_left, left[at], right[at])
-        values: NDArray[np.float64] = np.array(self.value)[node]
+        values: NDArray[np.float64] = value[node]
         return values
+
+    @cached_property
+    def _arrays(self) -> tuple[NDArray[Any], ...]:
+        fields = (self.feature, self.threshold, self.left, self.right, self.value)
+        return tuple(np.array(one) for one in fields)
 
 
 class Ranker(_Model):
-    """Boosted trees that predict the logarithm of a candidate's time over that of the best."""
+    """Trees whose mean predicts the logarithm of a candidate's time over that of the best."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     features: tuple[str, ...]
-    initial: Number
-    rate: Number
     trees: Annotated[tuple[Tree, ...], Field(min_length=1, max_length=10_000)]
 
     @model_validator(mode="after")
@@ -88,10 +91,10 @@ class Ranker(_Model):
 
     def predict(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
         """Return the prediction for each row of features."""
-        total = np.full(len(rows), self.initial)
+        total = np.zeros(len(rows))
         for tree in self.trees:
-            total += self.rate * tree.predict(rows)
-        return total
+            total += tree.predict(rows)
+        return total / len(self.trees)
 
     def costs(self, space: Space, candidates: Sequence[Candidate]) -> dict[Candidate, float]:
         """Return what is predicted of some candidates of a space, less is better."""

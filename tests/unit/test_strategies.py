@@ -121,7 +121,7 @@ def test_a_ranker_follows_its_trees(tmp_path: Path) -> None:
     one, other = RECORDED.recorded[:2]
     rows = features(RECORDED, [one, other])
     rows[:, FEATURES.index("mr")] = [4, 5]
-    assert read.predict(rows).tolist() == [0.5 + 0.1 * 1.0, 0.5 + 0.1 * 2.0]
+    assert read.predict(rows).tolist() == [2.0, 2.5]
 
 
 def _loop(facts: dict[str, list[dict[str, list[float]]]]) -> None:
@@ -136,8 +136,8 @@ def _inflate_place(facts: dict[str, list[dict[str, list[float]]]]) -> None:
     facts["trees"][0]["feature"][1] = 10**30
 
 
-def _inflate_rate(facts: dict[str, float]) -> None:
-    facts["rate"] = 1e308
+def _inflate_value(facts: dict[str, list[dict[str, list[float]]]]) -> None:
+    facts["trees"][0]["value"][1] = 1e308
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def _inflate_rate(facts: dict[str, float]) -> None:
         (_loop, "node 0 leads nowhere"),
         (_forget, "trained on other features"),
         (_inflate_place, "trees.0.feature.1: .*less than"),
-        (_inflate_rate, "rate: .*less than"),
+        (_inflate_value, "trees.0.value.1: .*less than"),
     ],
 )
 def test_a_ranker_that_cannot_be_followed_is_one_error(
