@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
@@ -41,6 +40,7 @@ from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.urgency import start_session
 from gemm_tuner.runtime.pool import pins_threads
 from gemm_tuner.sandbox.confine import confined, needed_sandbox
+from gemm_tuner.scratch import scratch_folder
 
 _STALL_TIMEOUT_S = 5.0
 _LOOK_S = 0.1
@@ -122,8 +122,9 @@ class TrialHost:
             sandbox=sandbox,
         )
         # In namespaces, /tmp is a folder of the server's own anyway.
-        self._folder = tempfile.TemporaryDirectory(prefix="gemm-tuner-trials-")
-        own = "/tmp" if sandbox.level is SandboxLevel.NAMESPACES else self._folder.name  # noqa: S108
+        self._folder = ExitStack()
+        folder = self._folder.enter_context(scratch_folder("gemm-tuner-trials-"))
+        own = "/tmp" if sandbox.level is SandboxLevel.NAMESPACES else str(folder)  # noqa: S108
         self._connections: list[Connection] = []
         descriptors: list[int] = []
         with ExitStack() as stack:
@@ -273,7 +274,7 @@ class TrialHost:
         self._process.wait()
         for connection in self._connections:
             connection.close()
-        self._folder.cleanup()
+        self._folder.close()
 
     def __enter__(self) -> Self:
         return self

@@ -31,6 +31,7 @@ from gemm_tuner.files import read_bounded
 from gemm_tuner.machine.urgency import start_session
 from gemm_tuner.machine.waiting import wait_for_session
 from gemm_tuner.sandbox.confine import confined, why_refused
+from gemm_tuner.scratch import scratch_folder
 
 COMPILE_TIMEOUT_S = 120
 _MOST_SAID_BYTES = 1 << 18
@@ -256,8 +257,7 @@ def _cached_at(text: str, commands: list[list[str]], toolchain: Toolchain, label
 
 def _build(text: str, file_name: str, commands: list[list[str]], toolchain: Toolchain) -> bytes:
     try:
-        with tempfile.TemporaryDirectory(prefix="gemm-tuner-") as folder:
-            work = Path(folder)
+        with scratch_folder("gemm-tuner-build-") as work:
             (work / file_name).write_text(text)
             for command in commands:
                 status, diagnostics = _run(command, work, toolchain)

@@ -1,19 +1,17 @@
 """The place of a bundle: what may be replaced there, and how the new one takes it, all at once.
 
-A bundle is made in a folder beside its place, which its process holds a lock of: a folder without
-one was left behind by a process that was killed, and is removed by the next.
+A bundle is made in a folder beside its place. What a process that was killed left there is removed
+by the next, and what it had moved away is put back.
 """
 
 import ctypes
-import fcntl
 import os
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
 
 from gemm_tuner.errors import InvalidSetting
+from gemm_tuner.scratch import scratch_folder
 
 SUMS = "SHA256SUMS"
 TABLE = "gemm_tuner_bundle_table.h"
@@ -62,9 +60,8 @@ def replacing(folder: Path) -> Iterator[Path]:
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_left_behind(folder.parent)
-        check_place(folder)
-        with _staging(folder.parent) as staging:
+        with scratch_folder(_PREFIX, parent=folder.parent, before_removal=_put_back) as staging:
+            check_place(folder)
             made = staging / _NEW
             made.mkdir()
             yield made
@@ -97,51 +94,11 @@ def _what_else(folder: Path) -> str | None:
     return None
 
 
-@contextmanager
-def _staging(parent: Path) -> Iterator[Path]:
-    """Yield a new folder that only this process removes, and remove it in the end."""
-    staging, lock = _new_folder(parent)
-    try:
-        yield staging
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-        os.close(lock)
-
-
-def _new_folder(parent: Path) -> tuple[Path, int]:
-    while True:
-        made = Path(mkdtemp(prefix=_PREFIX, dir=parent))
-        with suppress(FileNotFoundError):  # another process took it for one that was left behind
-            lock = _open_folder(made)
-            with suppress(OSError):  # there are file systems without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if made.exists():
-                return made, lock
-            os.close(lock)
-
-
-def _remove_left_behind(parent: Path) -> None:
-    """Remove what processes that were killed have left, and put back what they had moved away."""
-    for path in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            lock = _open_folder(path)
-            try:
-                if os.fstat(lock).st_uid == os.getuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _put_back(path, parent)
-                    shutil.rmtree(path)
-            finally:
-                os.close(lock)
-
-
-def _put_back(staging: Path, parent: Path) -> None:
+def _put_back(staging: Path) -> None:
+    """Put back what a process that was killed had moved away."""
     for former in (staging / _FORMER).glob("*"):
-        if not os.path.lexists(parent / former.name):
-            former.rename(parent / former.name)
-
-
-def _open_folder(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        if not os.path.lexists(staging.parent / former.name):
+            former.rename(staging.parent / former.name)
 
 
 def _put_in_place(made: Path, folder: Path) -> None:

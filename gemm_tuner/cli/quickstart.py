@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -30,6 +29,7 @@ from gemm_tuner.domain.units import time_text
 from gemm_tuner.errors import ServiceUnreachable
 from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.detect import detect_cpu
+from gemm_tuner.scratch import scratch_folder
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import default_database_url, open_database
 from gemm_tuner.trust.keys import KeyPair, default_key_path
@@ -140,8 +140,8 @@ def _call(client: Client, problem: Problem) -> None:
 @contextmanager
 def _service(database_url: str) -> Iterator[str]:
     """Run the service in a child process, at a Unix socket of its own; yield its address."""
-    with TemporaryDirectory(prefix="gemm-tuner-") as folder:
-        path = Path(folder) / "service.sock"
+    with scratch_folder("gemm-tuner-quickstart-") as folder:
+        path = folder / "service.sock"
         ours = {name: value for name, value in os.environ.items() if name not in _OF_OTHERS}
         with subprocess.Popen(
             [

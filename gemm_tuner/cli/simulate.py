@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Annotated
 
@@ -39,6 +38,7 @@ from gemm_tuner.machine.topology import detect_topology
 from gemm_tuner.scaling.ranking import ranked_for_threads
 from gemm_tuner.scaling.server import Server, server_here, server_like
 from gemm_tuner.scaling.simulate import Simulated, predicted_part_ns, simulated, traffic_of
+from gemm_tuner.scratch import scratch_folder
 from gemm_tuner.select.recorded import recorded_winners, records_at_hand, shipped_records_of
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.cores import core_named, core_of
@@ -247,7 +247,7 @@ def _chosen(
 def _timer(asked: Simulation, compiler: str | None) -> PartsTimer:
     """Prove and build the kernel that is to be timed; what was tried is not kept."""
     toolchain, cpu = find_toolchain(compiler), detect_cpu()
-    with TemporaryDirectory(prefix="gemm-tuner-") as folder:
+    with scratch_folder("gemm-tuner-simulate-") as folder:
         engine = open_database(f"sqlite:///{folder}/proof.sqlite3")
         try:
             trial = prove(

@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -160,25 +159,6 @@ def test_what_a_living_process_makes_is_left_alone(folder: Path, collected: Coll
         assert (made / "file").exists()
 
     assert beside(folder) == {"slow"}
-
-
-def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By another process, which takes it for one that was left behind."""
-
-    def unlucky(*, prefix: str, dir: Path) -> str:  # noqa: A002 - as the one that is replaced
-        monkeypatch.undo()
-        made = mkdtemp(prefix=prefix, dir=dir)
-        place._remove_left_behind(tmp_path)
-        return made
-
-    monkeypatch.setattr("gemm_tuner.bundle.place.mkdtemp", unlucky)
-
-    with place.replacing(tmp_path / "bundle") as made:
-        (made / "file").touch()
-
-    assert (tmp_path / "bundle" / "file").exists()
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 import warnings
 from importlib import import_module
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from gemm_tuner.models.row import Prepared, Way, Work
 from gemm_tuner.models.ways.openvino import arrays_of, tensor_of
+from gemm_tuner.scratch import scratch_folder
 
 
 def _prepare(work: Work) -> Prepared:
@@ -19,8 +18,8 @@ def _prepare(work: Work) -> Prepared:
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_ALL
     # Its threads wait for the next call asleep: other ways have their turn then.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    with TemporaryDirectory(prefix="gemm-tuner-onnx-") as folder:
-        path = Path(folder) / "model.onnx"
+    with scratch_folder("gemm-tuner-onnx-") as folder:
+        path = folder / "model.onnx"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is older than the other, and needs no package more
             torch.onnx.export(

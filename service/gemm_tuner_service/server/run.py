@@ -1,21 +1,15 @@
 """The service in one process, or in several that share an address."""
 
 import ctypes
-import fcntl
 import gc
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
-import stat
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -23,6 +17,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from gemm_tuner.errors import MissingCapability
+from gemm_tuner.scratch import scratch_folder
 from gemm_tuner_service.app import create_app
 from gemm_tuner_service.logs import AccessLogHandler, bound_logs, log_access
 from gemm_tuner_service.metrics import FOLDER_VARIABLE
@@ -31,8 +26,6 @@ from gemm_tuner_service.server.tls import TlsFiles
 from gemm_tuner_service.settings import Settings
 
 _START_S = 30  # how long a process may take to start, and then to say that it lives
-_FOLDER_PREFIX = "gemm-tuner-metrics-"
-_LOCK_NAME = "lock"
 _OBJECTS_BETWEEN_COLLECTIONS = 20_000
 _PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
 
@@ -110,55 +103,19 @@ def folder_of_numbers() -> Iterator[None]:
     if os.environ.get(FOLDER_VARIABLE):
         yield
         return
-    try:
-        _remove_left_over_folders()
-        temporary = tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX)
-        lock = _lock(Path(temporary.name))
-    except OSError as error:
-        raise MissingCapability(
-            f"there is no folder for the numbers of several processes ({error.strerror}); "
-            f"name a writable one in TMPDIR or {FOLDER_VARIABLE}."
-        ) from None
-    with temporary as folder, lock:
-        os.environ[FOLDER_VARIABLE] = folder
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch_folder("gemm-tuner-metrics-"))
+        except OSError as error:
+            raise MissingCapability(
+                f"there is no folder for the numbers of several processes ({error.strerror}); "
+                f"name a writable one in TMPDIR or {FOLDER_VARIABLE}."
+            ) from None
+        os.environ[FOLDER_VARIABLE] = str(folder)
         try:
             yield
         finally:
             del os.environ[FOLDER_VARIABLE]
-
-
-def _lock(folder: Path) -> IO[bytes]:
-    """Return a locked file in a folder: the lock ends with this process, however that ends."""
-    made, final = folder / "making", folder / _LOCK_NAME
-    lock = made.open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    made.rename(final)  # so that none is seen unlocked
-    return lock
-
-
-def _remove_left_over_folders() -> None:
-    """Remove what services of this user left that were killed."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            with suppress(OSError):  # in use, just removed, or none that a service made
-                if entry.name.startswith(_FOLDER_PREFIX) and _is_own_folder(entry):
-                    _remove_unlocked(Path(entry.path))
-
-
-def _is_own_folder(entry: os.DirEntry[str]) -> bool:
-    status = entry.stat(follow_symlinks=False)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-
-
-def _remove_unlocked(folder: Path) -> None:
-    """Remove a folder that no process holds the lock of.
-
-    Raises:
-        OSError: one does, or there is no lock.
-    """
-    with (folder / _LOCK_NAME).open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
 
 
 def _end_with_parent() -> None:
