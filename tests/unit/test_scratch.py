@@ -79,12 +79,13 @@ def test_what_no_process_made_stays(tmp_path: Path) -> None:
     (tmp_path / "work-long").symlink_to("x" * 300)  # longer than a name may be
     (tmp_path / "work-file").touch()
     (tmp_path / "work-mine").mkdir()
-    before = set(tmp_path.rglob("*"))
+    before = set(tmp_path.iterdir())
 
     with scratch_folder(PREFIX, parent=tmp_path):
         pass
 
-    assert set(tmp_path.rglob("*")) == before
+    assert set(tmp_path.iterdir()) == before
+    assert (elsewhere / ".lock").exists()
 
 
 def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
