@@ -12,11 +12,12 @@ pool, on two cores. Tiles stay whole, so where there are fewer than parts, some 
 "Sum", and what is said of all layers at the end, leave out where y has less than four tiles for
 each part.
 
-A kernel is the winner of the records that ship with the package, for one thread and weights in
-cache; where there is none, the one that is tried first. Cores change their speed within seconds:
-parts are compared with the whole calls just before and after them, and what is printed is made of
-the medians of up to fifteen rounds. Layers that take long come last, with the time that the others
-left. `--write` also puts the table into docs/scaling.md.
+A kernel is what won on this CPU model for one thread and weights in cache, by the local database
+or else by the records that ship with the package; where none has won, the one that is tried first.
+Cores change their speed within seconds: parts are compared with the whole calls just before and
+after them, and what is printed is made of the medians of up to fifteen rounds. Layers that take
+long come last, with the time that the others left. `--write` also puts the table into
+docs/scaling.md.
 """
 
 import time

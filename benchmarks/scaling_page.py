@@ -5,7 +5,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from gemm_tuner.bench.parts import PartsTimer, build_parts_timer
@@ -15,10 +15,12 @@ from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.machine.topology import detect_topology
-from gemm_tuner.select.recorded import recorded_winners, shipped_records_of
+from gemm_tuner.select.recorded import recorded_winners, records_at_hand
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.model import predict_cycles
+from gemm_tuner.store.repository import Repository
+from gemm_tuner.store.sql.database import open_database
 
 PAGE = Path(__file__).parents[1] / "docs" / "scaling.md"
 LAYERS = Path(__file__).with_name("layers.csv")
@@ -67,12 +69,17 @@ def layers_of(path: Path, dtype: str) -> Iterator[Layer]:
 
 
 def best(problem: Problem) -> Candidate:
-    """Return the winner that is recorded for one thread, or what is tried first."""
+    """Return what won on one thread, by the database or the package, or what is tried first."""
     cpu = detect_cpu()
     space = Space(problem=problem, cpu=cpu)
-    records = shipped_records_of(problem, cpu)
+    records = records_at_hand(_repository(), problem, cpu)
     winners = recorded_winners(records, space, ExecutionContext()).candidates
     return winners[0] if winners else min(space.defaults(), key=partial(_cycles, problem))
+
+
+@cache
+def _repository() -> Repository:
+    return Repository(open_database())
 
 
 def _cycles(problem: Problem, candidate: Candidate) -> float:
