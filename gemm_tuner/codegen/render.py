@@ -242,6 +242,10 @@ def _loop_facts(
         "is_jc_outer": blocking.loop_order.is_jc_outer,
         "fetches_next_rows": blocking.prefetch_next_panel and not problem.operation.packs_ahead,
         "fetches_next_block": blocking.prefetch_next_panel and blocking.pack_w,
+        "fetches_panels": blocking.prefetch_next_panel
+        and problem.operation.packs_ahead
+        and not blocking.convert_once
+        and Can.FETCH_NEXT_PANEL in family.can,
         "next_lines": next_lines(problem.m.high, mr, blocking)
         if blocking.prefetch_next_panel and Can.FETCH_NEXT_BLOCK in family.can
         else 0,

@@ -1034,12 +1034,16 @@ inline void run_blocks(Call &call, Stride ldx, const Part &part, X *workspace)
                 const int64_t columns = jc + nc < part.column_end ? nc : part.column_end - jc;
                 const int64_t rows = ic + mc < part.row_end ? mc : part.row_end - ic;
                 // The block of w that is next; past the last one, its columns are not of this part.
+                const bool is_deeper = pc + kc < k;
                 const bool is_beside = jc + nc < part.column_end;
-                call.next_pc = is_beside ? pc : pc + kc;
-                call.columns_on = is_beside ? nc : pc + kc < k ? part.column_begin - jc : nc;
-                call.first_row = ic;
-                call.next_depth = call.next_pc + kc < k ? kc : k - call.next_pc;
+                const int64_t next_pc = is_beside ? pc : is_deeper ? pc + kc : 0;
+                const int64_t next_jc = !is_beside && is_deeper ? part.column_begin : jc + nc;
+                const int64_t next_depth = next_pc + kc < k ? kc : k - next_pc;
+                call.next_pc = next_pc;
+                call.next_depth = next_depth;
+                call.columns_on = next_jc - jc;
                 call.end_column = part.column_end;
+                call.first_row = ic;
                 block(call, ldx, jc, columns, pc, depth, ic, rows, workspace, jc > part.column_begin);
             }
         }

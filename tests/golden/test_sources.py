@@ -152,16 +152,25 @@ def test_the_row_for_any_cpu_has_no_instruction_of_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("m", "words"),
-    [("128", "constexpr int64_t tiles = mc / mr;"), ("1..128", "call.m - row / mc * mc")],
+    ("loops", "next_block"),
+    [
+        ("jc_ic_jr_ir", "is_deeper ? jc : jc + nc"),
+        ("ic_jc_jr_ir", "!is_beside && is_deeper ? part.column_begin : jc + nc"),
+    ],
 )
-def test_tiles_share_the_next_panel_by_the_rows_that_there_are(m: str, words: str) -> None:
-    candidate = Candidate.parse("avx2_f32_6x16 mc132_nc112_kc64 jc_ic_jr_ir pf_next")
-    problem = Problem.parse(f"f32 {m}x100x64 nk none")
+@pytest.mark.parametrize("m", ["128", "1..128"])
+def test_tiles_of_a_part_share_the_panel_that_is_next_there(
+    m: str, loops: str, next_block: str
+) -> None:
+    candidate = Candidate.parse(f"avx2_f32_6x16 mc132_nc112_kc32 {loops} pf_next")
+    problem = Problem.parse(f"f32 {m}x200x64 nk none")
 
-    source = render(problem, candidate, family_named("avx2_f32"))
+    text = render(problem, candidate, family_named("avx2_f32")).text
 
-    assert words in source.text
+    assert f"const int64_t next_jc = {next_block};" in text
+    assert "next_jc < part.column_end ? next_jc : jc" in text
+    assert "const int32_t tiles = static_cast<int32_t>((rows + mr - 1) / mr);" in text
+    assert "column + nr < call.end_column ? w + depth * vectors * lanes : call.next_block" in text
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,9 @@ def _has_rows_to_fetch(
 def _can_fetch_panels(tile: Tile, choice: Choice) -> bool:
     """Return whether the next panel can be fetched.
 
-    Tiles fetch a part of it each, so every part of a call must have a whole block of rows, unless m
-    is a range, of which a call counts its tiles. Where a panel is converted once, the next is
-    fetched meanwhile.
+    Tiles fetch a part of it each, so enough of them must meet a panel: of an m that is known, every
+    part of the grid has a whole block of rows. Where a panel is converted once, the next is fetched
+    meanwhile.
     """
     problem, family = tile.problem, tile.family
     if Can.FETCH_NEXT_BLOCK in family.can:
