@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gemm_tuner.files import open_plain
+
 _LOCK_NAME = ".lock"
 
 
@@ -71,7 +73,7 @@ def _remove_unlocked(folder: Path, before_removal: Callable[[Path], None]) -> No
     Raises:
         OSError: one does, or there is no lock.
     """
-    with (folder / _LOCK_NAME).open("rb") as lock:
+    with open_plain(folder / _LOCK_NAME, follows_links=False) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         before_removal(folder)
         shutil.rmtree(folder)

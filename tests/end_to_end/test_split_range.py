@@ -242,6 +242,27 @@ def test_a_job_with_time_for_it_splits_a_range(swept: str, monkeypatch: pytest.M
     assert _served(repository) == library
 
 
+def test_a_job_whose_kernels_were_not_timed_beside_the_library_goes_on_without(
+    swept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def found_none(*question: object, **_others: object) -> None:
+        asked.append(question)
+
+    monkeypatch.setattr("gemm_tuner.tuning.ranges.split_range.measured_at", found_none)
+    monkeypatch.setattr("gemm_tuner.tuning.ranges.range_budget.LEAST_S", 0.1)
+    engine = open_database(swept)
+    jobs, repository = Jobs(engine), Repository(engine)
+    job = ask_for(jobs, Problem.parse(PROBLEM), budget_s=1.6)
+    run_job(jobs, repository, job)
+
+    over = job_now(jobs, job)
+    assert asked
+    assert over.state is JobState.DONE
+    assert over.detail.startswith("tuned: ")
+
+
 def test_a_job_whose_range_cannot_be_split_tunes_it_at_its_greatest_m(
     swept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,10 @@ def test_what_no_process_made_stays(tmp_path: Path) -> None:
     (tmp_path / "work-long").symlink_to("x" * 300)  # longer than a name may be
     (tmp_path / "work-file").touch()
     (tmp_path / "work-mine").mkdir()
+    (tmp_path / "work-pipe").mkdir()
+    os.mkfifo(tmp_path / "work-pipe" / ".lock")  # who opens it waits for a writer
+    (tmp_path / "work-linked").mkdir()
+    (tmp_path / "work-linked" / ".lock").symlink_to(elsewhere / ".lock")
     before = set(tmp_path.iterdir())
 
     with scratch_folder(PREFIX, parent=tmp_path):

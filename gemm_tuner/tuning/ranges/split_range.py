@@ -299,7 +299,10 @@ class _Splitting:
                 # What a loss is told of has the same rounds, however slow it was in the first few.
                 self._time(attempts, [self.alone[m], trial.candidate], keeps_all=True)
             found = stored()
-        assert found is not None
+        if found is None:
+            raise TrialFailed(
+                f"the best kernel for {problem.text!r} was not timed beside the library."
+            )
         return found
 
     @contextmanager
