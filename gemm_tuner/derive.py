@@ -374,6 +374,19 @@ def is_believed(trial: Trial) -> bool:
     return trial.measurement is not None and why_doubted(trial.measurement) is None
 
 
+def tells_speed(trial: Trial) -> bool:
+    """Return whether a trial says how fast its kernel is: right, believed, on CPUs of its own.
+
+    A library for a range that was timed at one m is no kernel of that m.
+    """
+    return (
+        trial.outcome is Outcome.CORRECT
+        and trial.had_its_threads
+        and is_believed(trial)
+        and not (trial.candidate.below and trial.problem.m.exact is not None)
+    )
+
+
 def no_verdict(problem: Problem, *, cpu_key: str, context: ExecutionContext) -> Verdict:
     """Return the verdict when nothing is known: the baseline."""
     return Verdict(

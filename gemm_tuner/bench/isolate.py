@@ -121,33 +121,18 @@ class TrialHost:
             races=tuple(races),
             sandbox=sandbox,
         )
-        # In namespaces, /tmp is a folder of the server's own anyway.
         self._folder = ExitStack()
-        folder = self._folder.enter_context(scratch_folder("gemm-tuner-trials-"))
-        own = "/tmp" if sandbox.level is SandboxLevel.NAMESPACES else str(folder)  # noqa: S108
         self._connections: list[Connection] = []
-        descriptors: list[int] = []
-        with ExitStack() as stack:
-            for _prover in range(provers):
-                ours, theirs = socket.socketpair()
-                self._connections.append(Connection(ours.detach()))
-                descriptors.append(stack.enter_context(theirs).fileno())
-            server = [sys.executable, "-P", "-m", "gemm_tuner.bench.trial_server"]
-            self._process = start_session(
-                confined(
-                    [*server, *map(str, descriptors)],
-                    limits=_LIMITS,
-                    visible=[
-                        setup.drivers.crash.parent,
-                        *os.environ.get(_FOLDERS_OF_LIBRARIES, "").split(os.pathsep),
-                    ],
-                    writable=[] if sandbox.level is SandboxLevel.NAMESPACES else [own],
-                ),
-                pass_fds=descriptors,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=_environment(threads, own),
-            )
+        try:
+            self._process = self._start(setup)
+        except BaseException as error:
+            self._let_go()
+            if isinstance(error, OSError):
+                raise TrialFailed(
+                    f"the trial server could not be started ({error}); make room for it, and try "
+                    "again."
+                ) from error
+            raise
         self._idle: SimpleQueue[Connection] = SimpleQueue()
         self._idle.put(self._connections[0])
         try:
@@ -272,6 +257,9 @@ class TrialHost:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._let_go()
+
+    def _let_go(self) -> None:
         for connection in self._connections:
             connection.close()
         self._folder.close()
@@ -281,6 +269,34 @@ class TrialHost:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def _start(self, setup: Setup) -> "subprocess.Popen[bytes]":
+        folder = self._folder.enter_context(scratch_folder("gemm-tuner-trials-"))
+        # In namespaces, /tmp is a folder of the server's own anyway.
+        is_alone = setup.sandbox.level is SandboxLevel.NAMESPACES
+        own = "/tmp" if is_alone else str(folder)  # noqa: S108
+        descriptors: list[int] = []
+        with ExitStack() as stack:
+            for _prover in range(setup.provers):
+                ours, theirs = socket.socketpair()
+                self._connections.append(Connection(ours.detach()))
+                descriptors.append(stack.enter_context(theirs).fileno())
+            server = [sys.executable, "-P", "-m", "gemm_tuner.bench.trial_server"]
+            return start_session(
+                confined(
+                    [*server, *map(str, descriptors)],
+                    limits=_LIMITS,
+                    visible=[
+                        setup.drivers.crash.parent,
+                        *os.environ.get(_FOLDERS_OF_LIBRARIES, "").split(os.pathsep),
+                    ],
+                    writable=[] if is_alone else [own],
+                ),
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=_environment(setup.threads, own),
+            )
 
     def _open(
         self, setup: Setup, scalar_build: Callable[[], Build], is_stopped: Callable[[], bool]

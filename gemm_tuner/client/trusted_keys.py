@@ -89,7 +89,11 @@ class BelievedKeys:
         if self._pinned is not None:
             self._pinned = {**self._pinned, **new}
             return self._pinned
-        self._known_keys.replace(self._address.url, new)
+        try:
+            self._known_keys.replace(self._address.url, new)
+        except StoreFailed as error:
+            _LOG.warning("%s", error)
+            self._pinned = new  # for as long as this process lasts
         return new
 
     def check(self, key_id: str, keys: Keys) -> None:

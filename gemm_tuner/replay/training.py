@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gemm_tuner.derive import tells_speed
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
@@ -47,7 +48,9 @@ def examples_in(repository: Repository, cpu: Cpu) -> list[Example]:
     """Return what the timings of a CPU in a store teach, those of the newest generator of each."""
     groups: dict[tuple[Problem, ExecutionContext], list[Trial]] = {}
     for trial in repository.trials(cpu_key=cpu.exact_key, origin=None):
-        if trial.measurement and trial.candidate.micro_kernel.family in CATALOG:
+        candidate = trial.candidate
+        is_one_kernel = candidate.micro_kernel.family in CATALOG and not candidate.below
+        if is_one_kernel and tells_speed(trial):
             groups.setdefault((trial.problem, trial.context), []).append(trial)
     return [
         Example(

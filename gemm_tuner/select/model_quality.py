@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from gemm_tuner.derive import tells_speed
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.domain.record import Outcome, Stage, Trial
+from gemm_tuner.domain.record import Stage, Trial
 from gemm_tuner.domain.verdict import TUNED_ABOVE
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.ranking import shortlist
@@ -67,7 +68,7 @@ def model_quality(repository: Repository, cpu: Cpu) -> ModelQuality:
     """
     groups: dict[tuple[Problem, ExecutionContext], list[Trial]] = {}
     for trial in repository.trials(cpu_key=cpu.exact_key, origin=None):
-        if trial.outcome is Outcome.CORRECT and trial.measurement is not None:
+        if tells_speed(trial) and not trial.candidate.below:
             groups.setdefault((trial.problem, trial.context), []).append(trial)
     found = [
         _ranked(problem, context, cpu, trials) for (problem, context), trials in groups.items()

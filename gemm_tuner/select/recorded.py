@@ -6,10 +6,10 @@ Records are hints. A kernel is served for what was proved and timed here alone.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gemm_tuner.derive import tells_speed
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu, isa_text
-from gemm_tuner.domain.doubt import why_doubted
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.domain.rows import Rows
@@ -127,7 +127,10 @@ def recorded_winners(
     careful = [
         one
         for one in of_model
-        if one.trial.context == context and _is_careful(one.trial) and one.trial.artifact
+        if one.trial.context == context
+        and one.trial.stage in {Stage.FINAL, Stage.CONFIRM}
+        and tells_speed(one.trial)
+        and one.trial.artifact
     ]
     possible: dict[Candidate, Recorded] = {}
     left_out: dict[Candidate, str] = {}
@@ -172,21 +175,6 @@ def _in_turn(ranked: Sequence[Recorded], most: int) -> tuple[Recorded, ...]:
         places.append((turn, place))
     chosen = sorted(place for _turn, place in sorted(places)[:most])
     return tuple(ranked[place] for place in chosen)
-
-
-def _is_careful(trial: Trial) -> bool:
-    """Return whether a trial was timed with many samples, and gives no reason to doubt.
-
-    A library for a range that was timed at one m is no kernel of that m.
-    """
-    return (
-        trial.outcome is Outcome.CORRECT
-        and not (trial.candidate.below and trial.problem.m.exact is not None)
-        and trial.stage in {Stage.FINAL, Stage.CONFIRM}
-        and trial.had_its_threads
-        and trial.measurement is not None
-        and why_doubted(trial.measurement) is None
-    )
 
 
 def _ranked(careful: Iterable[Recorded], cpu: Cpu) -> list[Recorded]:

@@ -1,6 +1,7 @@
 """What a ranker is told of a candidate: figures of the problem, the CPU, the tile, the blocking."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import ceil, log2
 
 import numpy as np
@@ -23,14 +24,20 @@ FEATURES = (
 )
 
 
+@lru_cache(maxsize=8)
+def _cycles_of_favourite(space: Space) -> float:
+    """Return the model's cycles of its favourite; a search asks at each of its looks."""
+    first = shortlist(space, 1)[0]
+    return predict_cycles(space.problem, first, family_named(first.micro_kernel.family), space.cpu)
+
+
 def features(space: Space, candidates: Iterable[Candidate]) -> NDArray[np.float32]:
     """Return a row of figures for each candidate of a space: (candidates, FEATURES).
 
     `cycles` are those of the model over those of its favourite; sizes are logarithms.
     """
     problem, cpu = space.problem, space.cpu
-    first = shortlist(space, 1)[0]
-    least = predict_cycles(problem, first, family_named(first.micro_kernel.family), cpu)
+    least = _cycles_of_favourite(space)
     caches, rows = cpu.caches, max(1, problem.m.high)
     is_cold = space.regime is Regime.COLD_WEIGHTS
     of_problem = (

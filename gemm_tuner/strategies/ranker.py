@@ -77,7 +77,10 @@ class Tree(_Model):
 
 
 class Ranker(_Model):
-    """Trees whose mean predicts the logarithm of a candidate's time over that of the best."""
+    """Trees whose mean predicts the logarithm of a candidate's time over that of the best.
+
+    Training caps that logarithm: what is far from the best is told apart from it, not ordered.
+    """
 
     format: Literal[2] = 2
     features: tuple[str, ...]

@@ -203,10 +203,15 @@ class ContextSweep:
         return confirmed
 
     def _search(self, strategy: Strategy) -> bool:
-        """Race batch after batch; return whether the search came to its end by itself."""
+        """Race batch after batch; return whether the search came to its end by itself.
+
+        The first batch is raced whatever the budget.
+        """
+        is_first = not self._raced.speeds
         while (batch := strategy.propose(self._raced.speeds)).candidates:
-            if self.is_stopped() or (self._raced.speeds and not self._has_time_for(1)):
+            if self.is_stopped() or not (is_first or self._has_time_for(1)):
                 return False
+            is_first = False
             is_whole = self._race(batch.candidates, sample_factor=batch.sample_factor)
             self._report("searching", strategy.pending)
             if not is_whole:

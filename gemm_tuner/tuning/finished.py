@@ -59,7 +59,7 @@ def _recall(
     )
     for end in ends:
         is_as_long = end.is_exhausted or end.budget_s >= settings.budget_s
-        if not (is_as_long and end.baseline.startswith(baseline)):
+        if not (is_as_long and _is_of(end.baseline, baseline)):
             continue
         earlier = earlier_trials(repository, problem, cpu, settings.toolchain)
         trials = relevant_trials(earlier, space, context, end.baseline)
@@ -71,6 +71,11 @@ def _recall(
             last = max(trial.created_at for trial in trials)
             return replace(result, recalled=Recalled(on=last.date(), end=end))
     return None
+
+
+def _is_of(text: str, baseline: str) -> bool:
+    """Return whether a name and a version are of a baseline, or of any version of it."""
+    return text == baseline or text.startswith(f"{baseline} ")
 
 
 def is_settled(verdict: Verdict) -> bool:

@@ -24,6 +24,8 @@ from gemm_tuner.tuning.settings import SweepSettings
 
 logger = logging.getLogger(__name__)
 
+_SEED = 0
+
 
 def start_host(
     problem: Problem,
@@ -47,7 +49,7 @@ def start_host(
         threads=space.threads,
         baseline=settings.baseline,
         toolchain=settings.toolchain,
-        seed=settings.seed,
+        seed=_SEED,
         scalar_build=partial(_build_scalar, problem, space, settings),
         provers=provers,
         races=races,

@@ -16,6 +16,7 @@ from gemm_tuner.errors import PreparationStopped, TrialFailed
 from gemm_tuner.space.catalog import CATALOG
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.verdicts.withheld import Withheld
+from gemm_tuner.tuning.budget import Budget
 from gemm_tuner.tuning.earlier import earlier_trials
 from gemm_tuner.tuning.progress import Progress
 from gemm_tuner.tuning.ranges.holding import HeldJob
@@ -113,9 +114,11 @@ class JobRun:
     def _split_range(self, each_s: float) -> SweepResult | None:
         """Return what came of a range of m as one library, with some seconds for each m.
 
-        Where that fails, the range is tuned at its greatest m. None if it was stopped before.
+        Where that fails, the range is tuned at its greatest m in what time is left. None if it was
+        stopped before.
         """
         job = self.held.job
+        left = Budget(seconds=job.budget_s)
         try:
             split_range(
                 job.problem,
@@ -132,7 +135,7 @@ class JobRun:
             return None
         except TrialFailed as error:
             logger.info("%s: not split: %s", job.problem.text, error)
-            each_s = job.budget_s
+            each_s = max(each_s, left.remaining_s)
         return self._sweep(each_s, lambda: self._is_ended)
 
     def _sweep(

@@ -27,7 +27,6 @@ class SweepSettings:
 
     toolchain: Toolchain
     budget_s: float = 30.0
-    seed: int = 0
     baseline: str = "auto"
     again: bool = False
     race_s: float | None = None

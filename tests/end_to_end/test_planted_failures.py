@@ -16,13 +16,14 @@ from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
 from gemm_tuner.domain.source import Source
-from gemm_tuner.domain.verdict import decide
+from gemm_tuner.domain.verdict import Decision, decide
 from gemm_tuner.errors import CompilationFailed, CompilationInterrupted
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.strategies.local_search import LocalSearch
+from gemm_tuner.strategies.table import Plan
 from gemm_tuner.tuning.attempt import Render
 from gemm_tuner.tuning.result import SweepResult
 from gemm_tuner.tuning.settings import SweepSettings
@@ -129,3 +130,36 @@ def test_known_failures_are_not_tried_again_unless_they_hung(repository: Reposit
         outcomes = [trial.outcome for trial in trials if trial.candidate == victim]
         assert outcomes[0] is outcome
         assert (Outcome.CORRECT in outcomes) is (outcome is Outcome.HUNG)
+
+
+def test_a_search_in_which_nothing_can_be_compiled_ends_with_its_budget(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = 0
+
+    def interrupted(
+        sources: Sequence[tuple[Source, frozenset[IsaFeature]]], *, toolchain: Toolchain
+    ) -> list[Build | CompilationFailed | CompilationInterrupted]:
+        nonlocal compiled
+        compiled += len(sources)
+        return [CompilationInterrupted(f"{toolchain.text} could not write.") for _ in sources]
+
+    monkeypatch.setattr("gemm_tuner.tuning.attempt.compile_kernels", interrupted)
+    (result,) = sweep(
+        PROBLEM,
+        contexts=[ExecutionContext()],
+        cpu=detect_cpu(),
+        repository=repository,
+        settings=SweepSettings(
+            toolchain=find_toolchain(),
+            budget_s=0.1,
+            baseline="scalar",
+            plan=Plan(name="random"),
+        ),
+        on_progress=lambda _progress: None,
+        is_stopped=lambda: compiled > 100,
+    )
+
+    assert 0 < compiled <= 100
+    assert result.verdict.decision is Decision.BASELINE
+    assert not result.is_interrupted

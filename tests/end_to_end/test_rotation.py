@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from errno import ENOSPC
 from pathlib import Path
 
 import httpx
@@ -71,6 +72,31 @@ def test_a_layer_is_had_with_a_succeeding_key(
         )
 
     assert isinstance(layer.kernels[0], Kernel)
+
+
+def test_a_succeeding_key_that_cannot_be_remembered_is_believed_by_the_process(
+    site: Site,
+    turn_key: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with site.serving() as address:
+        Client(address, cache_dir=tmp_path / "first").kernel(PROBLEM)
+    old = site.key_pair.key_id
+    turn_key()
+
+    def full(path: Path, content: bytes) -> None:
+        raise StoreFailed(f"{len(content)} bytes of {path}") from OSError(ENOSPC, "no space")
+
+    with site.serving(port=_port_of(address)), monkeypatch.context() as patch:
+        patch.setattr("gemm_tuner.client.keys.write_atomically", full)
+        client = Client(address, cache_dir=tmp_path / "second")
+        kernel = client.kernel(PROBLEM)
+    assert isinstance(kernel, Kernel)
+    assert "cannot be remembered" in caplog.text
+    assert set(KnownKeys().of(address) or ()) == {old}
+    assert isinstance(client.kernel(PROBLEM), Kernel)  # the service is away
 
 
 def test_a_pinned_key_leads_to_its_successor(

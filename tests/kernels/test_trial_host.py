@@ -1,5 +1,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
+from errno import ENOSPC
+from os import strerror
 
 import pytest
 from planted import PROBLEM, RIGHT, build_planted
@@ -18,7 +20,13 @@ from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import IsaFeature
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome
-from gemm_tuner.errors import BaselineMissing, CompilationFailed, InvalidSetting, NotEnoughMemory
+from gemm_tuner.errors import (
+    BaselineMissing,
+    CompilationFailed,
+    InvalidSetting,
+    NotEnoughMemory,
+    TrialFailed,
+)
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.load import load_kernel
 
@@ -390,6 +398,25 @@ def test_problem_larger_than_the_memory_is_refused(toolchain: Toolchain) -> None
         TrialHost(
             huge,
             threads=1,
+            toolchain=toolchain,
+            seed=0,
+            scalar_build=lambda: build_planted(toolchain),
+        )
+
+
+def test_a_server_that_finds_no_room_is_a_failed_trial(
+    toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_prefix: str) -> None:
+        raise OSError(ENOSPC, strerror(ENOSPC))
+
+    monkeypatch.setattr("gemm_tuner.bench.isolate.scratch_folder", full)
+
+    with pytest.raises(TrialFailed, match="No space left"):
+        TrialHost(
+            PROBLEM,
+            threads=1,
+            baseline="scalar",
             toolchain=toolchain,
             seed=0,
             scalar_build=lambda: build_planted(toolchain),

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 from recordings import PROBLEM, first_candidates, make_recording
-from samples import CPU, make_trial
+from samples import CONTEXT, CPU, make_disturbed_trial, make_trial
 
 from gemm_tuner.cli.main import run
+from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.record import Stage
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.replay.recording import write_recordings
@@ -32,6 +33,23 @@ def test_a_store_teaches_the_timings_of_the_newest_generator(repository: Reposit
     assert found.space.problem == PROBLEM
     assert found.speeds.keys() == {first, second}
     assert found.speeds[first] / found.speeds[second] == pytest.approx(2.0)
+
+
+def test_what_does_not_tell_the_speed_of_one_kernel_teaches_nothing(
+    repository: Repository,
+) -> None:
+    range_library = Candidate.parse(
+        "..4 avx2_f32_4x24 mc128_nc768_kc256 jc_ic_jr_ir | avx2_f32_6x16 mc128_nc768_kc256 "
+        "jc_ic_jr_ir"
+    )
+    for trial in (
+        make_disturbed_trial(),
+        make_trial(context=replace(CONTEXT, threads=2), usable_cpus=1),
+        make_trial(candidate=range_library),
+    ):
+        repository.add_trial(trial)
+
+    assert examples_in(repository, CPU) == []
 
 
 def test_too_little_to_learn_from_is_one_error() -> None:

@@ -62,9 +62,23 @@ def test_a_tie_is_settled_when_its_interval_is_narrow_and_the_minimums_agree(
     assert is_settled(verdict) is settled
 
 
-@pytest.mark.parametrize(("strategy", "is_recalled"), [("local", True), ("random", False)])
-def test_the_end_of_the_default_search_is_not_that_of_another(
-    strategy: str, repository: Repository, monkeypatch: pytest.MonkeyPatch, *, is_recalled: bool
+@pytest.mark.parametrize(
+    ("strategy", "baseline", "is_recalled"),
+    [
+        ("local", "onednn", True),
+        ("local", "onednn 3.2.0", True),
+        ("local", "onednn 3.2", False),
+        ("local", "one", False),
+        ("random", "onednn", False),
+    ],
+)
+def test_an_end_is_of_the_default_search_beside_one_baseline(
+    strategy: str,
+    baseline: str,
+    repository: Repository,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_recalled: bool,
 ) -> None:
     trial = replace(make_trial(), generator=generator_version())
     repository.add_trial(trial)
@@ -84,7 +98,7 @@ def test_the_end_of_the_default_search_is_not_that_of_another(
     )
 
     found = recall_finished(
-        Space(problem=PROBLEM, cpu=CPU), {CONTEXT: "onednn"}, repository, settings
+        Space(problem=PROBLEM, cpu=CPU), {CONTEXT: baseline}, repository, settings
     )
 
     assert (CONTEXT in found) is is_recalled

@@ -1,6 +1,7 @@
 """`POST /v1/resolve`: the form of the question for programs."""
 
 from datetime import UTC, datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated
 
@@ -72,7 +73,8 @@ async def resolve(
         seconds = min(float(wait.removesuffix("s")), LONGEST_WAIT_S)
         job = await service.desk.watch.wait_for_end(request, job, seconds)
     if job.state.is_over:
-        answer = await to_thread.run_sync(service.resolver.answer_anew, asked, datetime.now(UTC))
+        again = partial(service.resolver.answer_anew, asked, datetime.now(UTC))
+        answer = await service.gathering.run_slowly(again)
         return tagged(answer, if_none_match)
     return await to_thread.run_sync(_pending, service, answer, job, caller, if_none_match)
 
