@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from gemm_tuner.abi import ArrayView
 from gemm_tuner.arrays.batch import batch_of, check_batch_shapes
 from gemm_tuner.arrays.dlpack import AnyArray, as_array, new_result
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.views import (
-    NUMPY_TYPES,
     check_operand_names,
     check_overlap,
     count_rows,

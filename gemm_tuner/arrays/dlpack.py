@@ -4,10 +4,11 @@ import ctypes
 import sys
 from typing import Any, Protocol, TypeVar, cast
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES, is_bfloat16
+from gemm_tuner.domain.dtype import DType
 from gemm_tuner.errors import InvalidArray
 
 # The kinds of device whose memory a CPU reads: its own, and memory pinned for a GPU.
@@ -20,7 +21,6 @@ _LIBRARIES_OF_CONSTANTS = frozenset({"jax", "jaxlib"})
 _BFLOAT = 4
 _CODES = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
 _KINDS = {code: kind for kind, code in _CODES.items()}
-_BFLOAT16: np.dtype[np.generic] = np.dtype(ml_dtypes.bfloat16)
 
 _Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -93,7 +93,7 @@ AnyArray = TypeVar("AnyArray", bound=SharedArray)
 
 def element_type(dtype: np.dtype[np.generic]) -> tuple[np.dtype[np.generic], int, int]:
     """Return a type as NumPy and as DLPack name it: the dtype, its code and its bits."""
-    code = _BFLOAT if dtype == _BFLOAT16 else _CODES[dtype.kind]
+    code = _BFLOAT if is_bfloat16(dtype) else _CODES[dtype.kind]
     return dtype, code, dtype.itemsize * 8
 
 
@@ -225,7 +225,7 @@ class _Tensor:
         tensor = self._managed.tensor
         if tensor.lanes == 1 and tensor.bits % 8 == 0:
             if (tensor.code, tensor.bits) == (_BFLOAT, 16):
-                return _BFLOAT16
+                return NUMPY_TYPES[DType.BF16]
             if tensor.code in _KINDS:
                 return np.dtype(f"{_KINDS[tensor.code]}{tensor.bits // 8}")
         raise InvalidArray(

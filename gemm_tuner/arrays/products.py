@@ -12,8 +12,8 @@ from gemm_tuner.arrays.advice import contiguous
 from gemm_tuner.arrays.batch import OPERAND_DIMENSIONS
 from gemm_tuner.arrays.call import CallOperands
 from gemm_tuner.arrays.dlpack import AnyArray, as_array, new_result
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.views import (
-    NUMPY_TYPES,
     check_columns,
     check_operand_names,
     check_overlap,

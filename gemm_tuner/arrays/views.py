@@ -3,29 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.abi import ArrayView
 from gemm_tuner.arrays.advice import contiguous, converted, copied
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import Epilogue, OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray
 from gemm_tuner.machine.memory import address_of
-
-NUMPY_TYPES: dict[DType, np.dtype[Any]] = {
-    DType.F32: np.dtype(np.float32),
-    DType.BF16: np.dtype(ml_dtypes.bfloat16),
-    DType.F16: np.dtype(np.float16),
-    DType.S32: np.dtype(np.int32),
-    DType.S8: np.dtype(np.int8),
-    DType.U8: np.dtype(np.uint8),
-    # Bytes of two elements.
-    DType.S4: np.dtype(np.uint8),
-    DType.U4: np.dtype(np.uint8),
-}
 
 
 def view_matrix(name: str, array: object, shape: tuple[int, int], dtype: DType) -> ArrayView:

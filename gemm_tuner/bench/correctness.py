@@ -18,7 +18,7 @@ from gemm_tuner.abi import (
     make_args,
     make_weights,
 )
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.finding import Finding
 from gemm_tuner.bench.guard import Flush, GuardedMatrix, GuardedMemory, Region

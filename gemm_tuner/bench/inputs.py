@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.quantise import store_elements
-from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.tolerance import results_of_products, rolled_columns, rotated_rows
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape

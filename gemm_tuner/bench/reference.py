@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.quantise import (
     QuantisedWeights,
     dequantise_weights,
     read_elements,
     spread_along_k,
 )
-from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.attend import attend
 from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.tolerance import (

@@ -18,8 +18,8 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.packed import PackedWeights
-from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.bench.inputs import InputKind, Inputs
 from gemm_tuner.bench.reference import compute_expected

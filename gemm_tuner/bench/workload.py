@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.drivers import SampleStruct, WeightsStruct
 from gemm_tuner.bench.inputs import Inputs
 from gemm_tuner.bench.placement import Placement

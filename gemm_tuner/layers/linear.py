@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from gemm_tuner.arrays.advice import converted
 from gemm_tuner.arrays.dlpack import AnyArray, SharedArray, as_array
-from gemm_tuner.arrays.views import NUMPY_TYPES, view_matrix
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
+from gemm_tuner.arrays.views import view_matrix
 from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import Epilogue, OperandShape
@@ -20,8 +21,9 @@ from gemm_tuner.layers.rows import RowKernels
 from gemm_tuner.layers.sources import AnySource, Tune, check_tuning, open_source
 from gemm_tuner.layers.wanted import WantedLayer
 from gemm_tuner.runtime.activations import (
-    FLOATS,
     any_matrix_of_floats,
+    float_type,
+    is_float,
     matrix_of_floats,
     quantise_activations,
     quantise_channels,
@@ -89,7 +91,7 @@ def linear(
     steps += _functions_of(activation)
     operands: dict[str, Array] = {}
     weights = np.array(given, order="C")
-    types = FLOATS[given.dtype]
+    types = float_type(given.dtype)
     if dtype == "int8":
         _check_sums(given.shape[1])
         channels = quantise_channels(weights)
@@ -190,7 +192,7 @@ class Linear:
 
     def _check_rows(self, x: object) -> int:
         given = matrix_of_floats("x", x).array
-        dtype = self._x_type or FLOATS[given.dtype]
+        dtype = self._x_type or float_type(given.dtype)
         view_matrix("x", given, (len(given), self._wanted.k), dtype)
         return len(given)
 
@@ -256,7 +258,7 @@ def _bias_of(bias: object, n: int, dtype: np.dtype[Any]) -> Array:
         raise InvalidArray(
             f"bias has the shape {getattr(given, 'shape', None)}, but ({n},) is needed."
         )
-    if given.dtype not in FLOATS and given.dtype.kind != "f":
+    if not is_float(given.dtype) and given.dtype.kind != "f":
         raise InvalidArray(
             f"bias has the dtype {given.dtype}, but floats are needed: "
             f"pass {converted('bias', given, dtype)}."

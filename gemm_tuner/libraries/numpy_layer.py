@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.quantise import QuantisedWeights, dequantise_weights
-from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape

@@ -6,7 +6,7 @@ from time import perf_counter, perf_counter_ns
 
 import numpy as np
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.weights import StoredWeights
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape

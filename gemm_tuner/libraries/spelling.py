@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape, Step
 from gemm_tuner.domain.problem import Problem

@@ -5,6 +5,8 @@ array, or a channel shares a scale. The call path in C does it (native/quantise.
 that was not built, with the same bits.
 """
 
+from functools import cache
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,13 +15,8 @@ from numpy.typing import NDArray
 from gemm_tuner.abi import ArrayView
 from gemm_tuner.arrays.advice import converted
 from gemm_tuner.arrays.dlpack import SharedArray, as_array, element_type, new_result
-from gemm_tuner.arrays.views import (
-    NUMPY_TYPES,
-    check_overlap,
-    view_matrix,
-    view_operand,
-    view_output,
-)
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES, is_bfloat16
+from gemm_tuner.arrays.views import check_overlap, view_matrix, view_operand, view_output
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.errors import InvalidArray, InvalidProblem, InvalidSetting
@@ -30,7 +27,7 @@ Array = NDArray[Any]
 
 # The types of x, as native/quantise.h numbers them, by their names in NumPy.
 _TYPES = (DType.F32, DType.BF16, DType.F16)
-FLOATS = {NUMPY_TYPES[one]: one for one in _TYPES}
+_FLOATS = {NUMPY_TYPES[one]: one for one in (DType.F32, DType.F16)}
 _BYTES = {"u8": DType.U8, "s8": DType.S8}
 # The operands that hold the scales and the zero points, by what shares one.
 _OPERANDS = {"row": ("row_scale", "x_row_zero_point"), "tensor": ("scale", "x_zero_point")}
@@ -38,10 +35,23 @@ _OPERANDS = {"row": ("row_scale", "x_row_zero_point"), "tensor": ("scale", "x_ze
 # No instruction makes a subnormal number of it, whatever the mode of the CPU.
 _LEAST_SCALE = np.float32(2.0**-126)
 
-if NATIVE is not None:
-    NATIVE.set_quantise_types(
-        *(element_type(NUMPY_TYPES[one]) for one in (*_TYPES, DType.S8, DType.U8, DType.S32))
-    )
+
+def is_float(dtype: np.dtype[Any]) -> bool:
+    """Return whether matrices of a type can be quantised."""
+    return dtype in _FLOATS or is_bfloat16(dtype)
+
+
+def float_type(dtype: np.dtype[Any]) -> DType:
+    """Return the type of elements for a type of NumPy that `is_float`."""
+    return DType.BF16 if is_bfloat16(dtype) else _FLOATS[dtype]
+
+
+@cache
+def _told_types(native: ModuleType) -> ModuleType:
+    """Return the call path in C, which knows the types of elements from now on."""
+    types = (*_TYPES, DType.S8, DType.U8, DType.S32)
+    native.set_quantise_types(*(element_type(NUMPY_TYPES[one]) for one in types))
+    return native
 
 
 class QuantisedActivations(NamedTuple):
@@ -187,7 +197,7 @@ class _Task(NamedTuple):
         if NATIVE is None:
             _quantise_by_numpy(self)
             return
-        NATIVE.quantise_at(
+        _told_types(NATIVE).quantise_at(
             *self.x.array.shape,
             self.x.view.address,
             self.x.view.leading_dimension,
@@ -195,7 +205,7 @@ class _Task(NamedTuple):
             self.y.view.leading_dimension,
             address_of(self.scales),
             0 if self.zero_points is None else address_of(self.zero_points),
-            _TYPES.index(FLOATS[self.x.array.dtype]),
+            _TYPES.index(float_type(self.x.array.dtype)),
             self.is_one_scale,
         )
 
@@ -207,7 +217,7 @@ def _is_done_directly(x: SharedArray, made: QuantisedActivations, dtype: str, pe
         and isinstance(made, QuantisedActivations)
         and made.per == per
         and (made.zero_point is None) == (dtype == "s8")
-        and NATIVE.quantise(x, made.x, made.scale, made.zero_point, per == "tensor")
+        and _told_types(NATIVE).quantise(x, made.x, made.scale, made.zero_point, per == "tensor")
     )
 
 
@@ -236,17 +246,17 @@ def _quantise_by_numpy(task: _Task) -> None:
 
 
 def matrix_of_floats(name: str, value: object) -> CheckedMatrix:
-    """Return a matrix of one of `FLOATS`, its rows at any distance.
+    """Return a matrix of floats, its rows at any distance.
 
     Raises:
         InvalidArray: it is none, or its strides cannot be used.
     """
     given = any_matrix_of_floats(name, value)
-    return CheckedMatrix(given, view_matrix(name, given, given.shape, FLOATS[given.dtype]))
+    return CheckedMatrix(given, view_matrix(name, given, given.shape, float_type(given.dtype)))
 
 
 def any_matrix_of_floats(name: str, value: object) -> Array:
-    """Return a matrix of one of `FLOATS`, whatever its strides.
+    """Return a matrix of floats, whatever its strides.
 
     Raises:
         InvalidArray: it is none.
@@ -257,7 +267,7 @@ def any_matrix_of_floats(name: str, value: object) -> Array:
         if isinstance(given, np.ndarray):
             what = f"has the shape {given.shape}"
         raise InvalidArray(f"{name} {what}, but an array of two dimensions is needed.")
-    if given.dtype not in FLOATS:
+    if not is_float(given.dtype):
         raise InvalidArray(
             f"{name} has the dtype {given.dtype.str}, but float32, bfloat16 or float16 is needed: "
             f"pass {converted(name, given, NUMPY_TYPES[DType.F32])}."

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.arrays.dlpack import AnyArray, as_array, new_result
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.packed import PackedWeights
-from gemm_tuner.arrays.views import NUMPY_TYPES, check_overlap
+from gemm_tuner.arrays.views import check_overlap
 from gemm_tuner.domain.epilogue import OperandShape
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows

@@ -23,9 +23,10 @@ from gemm_tuner.arrays.batch import (
 )
 from gemm_tuner.arrays.call import check_batch_call, check_call, view_operands
 from gemm_tuner.arrays.dlpack import AnyArray, SharedArray, element_type, new_result
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.packed import PackedWeights, check_packed
 from gemm_tuner.arrays.products import Products, check_packs, check_products, refuse_values
-from gemm_tuner.arrays.views import NUMPY_TYPES, count_rows, view_matrix, view_output
+from gemm_tuner.arrays.views import count_rows, view_matrix, view_output
 from gemm_tuner.arrays.weights import StoredWeights, check_weights
 from gemm_tuner.domain.artifact import Artifact
 from gemm_tuner.domain.candidate import Candidate

@@ -17,7 +17,7 @@ import pytest
 from grids import grid_toolchain
 from numpy.typing import NDArray
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.codegen.render import render
 from gemm_tuner.domain.candidate import Candidate

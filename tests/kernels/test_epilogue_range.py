@@ -6,7 +6,7 @@ from needs import each, need_cpu
 from numpy.typing import NDArray
 from other_encoding import needed_here, spelled_for_this_cpu
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.inputs import InputKind, Inputs
 from gemm_tuner.bench.reference import compute_expected
 from gemm_tuner.bench.tolerance import find_error

@@ -13,7 +13,7 @@ from other_encoding import spelled_for_this_cpu
 from proof import run_kernel
 
 from gemm_tuner import quantise_weights
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.crash import Report
 from gemm_tuner.bench.drivers import build_driver
 from gemm_tuner.bench.forked import Death

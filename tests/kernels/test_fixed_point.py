@@ -6,8 +6,8 @@ from needs import each, each_with
 from numpy.typing import NDArray
 from other_encoding import spelled_for_this_cpu
 
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.quantise import store_elements
-from gemm_tuner.arrays.views import NUMPY_TYPES
 from gemm_tuner.bench.tolerance import summation_bound
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain

@@ -13,7 +13,7 @@ from proof import Subject, prove_all
 
 from gemm_tuner import quantise_weights
 from gemm_tuner.abi import WeightsStruct, make_weights
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.reproduce import KernelCall
 from gemm_tuner.build.compile import Build, compile_kernel
 from gemm_tuner.build.toolchain import Toolchain

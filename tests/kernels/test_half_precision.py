@@ -15,7 +15,7 @@ from pairs import all_pairs
 from proof import Subject, prove_all
 from rows import LIKE_BF16, small_tile
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.build.compile import compile_kernel
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.codegen.render import render

@@ -16,7 +16,7 @@ from template_parts import render_in_parts
 from written import check_parts
 
 from gemm_tuner.abi import KernelLibrary
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.arrays.weights import check_weights
 from gemm_tuner.build.compile import Build, compile_kernel, compile_kernels
 from gemm_tuner.build.toolchain import find_toolchain

@@ -6,8 +6,9 @@ import signal
 import numpy as np
 import pytest
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.guard import INTEGER_CANARY, Flush, GuardedMatrix, GuardedMemory
+from gemm_tuner.domain.dtype import DType
 
 FLOAT32 = np.dtype(np.float32)
 
@@ -39,7 +40,7 @@ def test_byte_before_the_start_is_guarded() -> None:
     assert _signal_of_reading(matrix.address - 1) == signal.SIGSEGV
 
 
-@pytest.mark.parametrize("dtype", NUMPY_TYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", [NUMPY_TYPES[one] for one in DType], ids=str)
 def test_matrix_starts_as_what_no_result_is(dtype: np.dtype[np.generic]) -> None:
     matrix = GuardedMatrix("y", (3, 5), dtype, padding=1, flush=Flush.END)
 

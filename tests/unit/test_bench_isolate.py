@@ -20,7 +20,7 @@ FOLDER = "folder of its own"
 # What a server has no use for and takes long to load, `importlib.metadata` with `email`.
 HEAVY = {
     "alembic", "asyncio", "cryptography", "email", "filelock", "httpx", "importlib.metadata",
-    "jinja2", "matplotlib", "rich", "sqlalchemy", "typer",
+    "jinja2", "matplotlib", "ml_dtypes", "rich", "sqlalchemy", "typer",
 }  # fmt: skip
 
 

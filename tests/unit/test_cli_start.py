@@ -19,7 +19,7 @@ from gemm_tuner.store.sql.database import open_database
 # Each takes longer to load than `--help` may take in all.
 HEAVY = {
     "alembic", "asyncio", "cpuinfo", "cryptography", "fastapi", "httpx", "jinja2", "numpy",
-    "matplotlib", "pydantic", "rich.progress", "sqlalchemy", "uvicorn",
+    "matplotlib", "ml_dtypes", "pydantic", "rich.progress", "sqlalchemy", "uvicorn",
 }  # fmt: skip
 _REPORT = """
 import sys

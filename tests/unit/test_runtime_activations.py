@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from gemm_tuner import QuantisedActivations, quantise_activations, quantise_channels
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.guard import Flush, GuardedMatrix
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.dtype import DType

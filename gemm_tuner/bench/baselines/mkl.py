@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.baselines.baseline import AnyBaseline, Copy, Materials, Package, Row
 from gemm_tuner.bench.c_runner import CRunner
 from gemm_tuner.bench.passes import PassStruct, finish, openmp_team

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.baselines.baseline import (
     AnyBaseline,
     Copy,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.baselines.chain import Chain, Link, split_chain
 from gemm_tuner.bench.workload import Workload
 from gemm_tuner.domain.cpu import WHOLE_SUMS_OF_BYTES

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gemm_tuner.abi import ArgsStruct, ArrayView
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.bench.reproduce import KernelCall, row_operands
 from gemm_tuner.bench.tolerance import find_error, shares_of_bounds
 from gemm_tuner.domain.dtype import DType

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemm_tuner.abi import ArgsStruct, WeightsStruct
 from gemm_tuner.arrays.dlpack import as_array
-from gemm_tuner.arrays.views import NUMPY_TYPES
+from gemm_tuner.arrays.numpy_types import NUMPY_TYPES
 from gemm_tuner.errors import InvalidSetting
 from gemm_tuner.layers.sources import Source, open_source
 from gemm_tuner.torch.calls import Call, is_compiled
