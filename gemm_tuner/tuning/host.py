@@ -104,7 +104,7 @@ def start_host_while_compiling(
         PreparationStopped: it `is_stopped` before it is ready, where the settings heed that.
     """
     cpus = usable_cpus()
-    executor = ThreadPoolExecutor(max_workers=cpus)
+    executor = ThreadPoolExecutor(max_workers=max(1, cpus - 1))  # the server needs one
     try:
         for candidate in first[:BATCH]:
             executor.submit(
