@@ -34,13 +34,13 @@ from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.layer_problems import MAX_LOSS
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import duration_text
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, PreparationStopped
 from gemm_tuner.machine.cpus import check_cpus
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.select.price import price_of_fixed_order
-from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.cores import core_named
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database

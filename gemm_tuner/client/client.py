@@ -45,13 +45,13 @@ from gemm_tuner.client.tuning import (
 from gemm_tuner.domain.canonical import identity
 from gemm_tuner.domain.context import ExecutionContext, Regime
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.layer_problems import MAX_LOSS, layer_problems
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import IsaNotUsable, KernelRejected, QuestionNotKnown, ServiceUnreachable
 from gemm_tuner.libraries.fallback import FallbackKernel, NoKernel
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.runtime.layer import Layer
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems
 from gemm_tuner.trust.local import default_socket_path
 from gemm_tuner.trust.payload import VerdictPayload
 

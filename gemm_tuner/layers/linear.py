@@ -15,6 +15,7 @@ from gemm_tuner.arrays.views import view_matrix
 from gemm_tuner.domain.context import check_threads
 from gemm_tuner.domain.dtype import DType
 from gemm_tuner.domain.epilogue import Epilogue, OperandShape
+from gemm_tuner.domain.layer_problems import MAX_LOSS, layer_problems
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.errors import InvalidArray, InvalidEpilogue, InvalidSetting
 from gemm_tuner.layers.rows import RowKernels
@@ -28,7 +29,6 @@ from gemm_tuner.runtime.activations import (
     quantise_activations,
     quantise_channels,
 )
-from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems
 
 Array = NDArray[Any]
 

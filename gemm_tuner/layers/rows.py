@@ -11,6 +11,7 @@ from weakref import ref
 from numpy.typing import NDArray
 
 from gemm_tuner.arrays.packed import PackedWeights
+from gemm_tuner.domain.layer_problems import MOST_PROBLEMS
 from gemm_tuner.domain.problem import MAX_OPERAND_BYTES, Problem
 from gemm_tuner.domain.rows import MAX_DIMENSION, Rows
 from gemm_tuner.errors import GemmTunerError
@@ -20,7 +21,6 @@ from gemm_tuner.libraries.fallback import FallbackKernel
 from gemm_tuner.machine.forks import tell_of_forks
 from gemm_tuner.machine.urgency import tuning_beside_calls
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.select.shared_weights import MOST_PROBLEMS
 
 _LOG = logging.getLogger(__name__)
 

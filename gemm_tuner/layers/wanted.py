@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemm_tuner.domain.context import Regime
+from gemm_tuner.domain.layer_problems import MAX_LOSS, layer_problems
 from gemm_tuner.domain.operation import Operation
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.runtime.load import Kernel
-from gemm_tuner.select.shared_weights import MAX_LOSS, layer_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

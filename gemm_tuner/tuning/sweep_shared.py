@@ -6,8 +6,9 @@ from functools import partial
 
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.layer_problems import check_sharing
 from gemm_tuner.domain.problem import Problem
-from gemm_tuner.select.shared_weights import Sharing, check_sharing, share
+from gemm_tuner.select.shared_weights import Sharing, share
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.strategies.local_search import FAVOURITES

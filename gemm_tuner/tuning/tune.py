@@ -6,6 +6,7 @@ from functools import partial
 
 from gemm_tuner.build.toolchain import find_toolchain
 from gemm_tuner.domain.context import ExecutionContext, Regime
+from gemm_tuner.domain.layer_problems import MAX_LOSS, layer_problems
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Trial
 from gemm_tuner.domain.verdict import Verdict
@@ -15,7 +16,7 @@ from gemm_tuner.machine.measuring_lock import measuring
 from gemm_tuner.runtime.layer import Layer, make_layer
 from gemm_tuner.runtime.load import Kernel
 from gemm_tuner.select.choose import choose
-from gemm_tuner.select.shared_weights import MAX_LOSS, Sharing, layer_problems
+from gemm_tuner.select.shared_weights import Sharing
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.store.sql.database import open_database
 from gemm_tuner.tuning.progress import Progress, ProgressLog, waiting

@@ -27,3 +27,14 @@ def test_importing_the_package_loads_no_library() -> None:
     completed = subprocess.run([sys.executable, "-c", program], check=False)
 
     assert completed.returncode == 0
+
+
+def test_the_client_loads_no_database_and_no_generator() -> None:
+    program = (
+        "import sys; from gemm_tuner import Client; print(Client); "
+        "sys.exit(bool({'jinja2', 'ml_dtypes', 'sqlalchemy'} & sys.modules.keys()))"
+    )
+
+    completed = subprocess.run([sys.executable, "-c", program], check=False)
+
+    assert completed.returncode == 0

@@ -10,19 +10,13 @@ import pytest
 from samples import CONTEXT, CPU, PROBLEM, add_build, make_trial
 
 from gemm_tuner.domain.candidate import UpTo
+from gemm_tuner.domain.layer_problems import layer_problems
 from gemm_tuner.domain.measurement import Measurement, Ratio, Timing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.rows import Rows
 from gemm_tuner.domain.verdict import Basis, Decision
 from gemm_tuner.errors import InvalidSetting
-from gemm_tuner.select.shared_weights import (
-    LIBRARY,
-    Sharing,
-    fewest_formats,
-    layer_problems,
-    loss_beside,
-    share,
-)
+from gemm_tuner.select.shared_weights import LIBRARY, Sharing, fewest_formats, loss_beside, share
 from gemm_tuner.store.repository import Repository
 
 

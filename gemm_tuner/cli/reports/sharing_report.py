@@ -13,11 +13,12 @@ from gemm_tuner.cli.terminal.progress_line import ProgressLine
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
 from gemm_tuner.domain.facts import ratio_facts
+from gemm_tuner.domain.layer_problems import check_sharing
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.units import bytes_text, context_text, counted
 from gemm_tuner.errors import GemmTunerError, InvalidSetting, PreparationStopped
 from gemm_tuner.runtime.load import load_kernel
-from gemm_tuner.select.shared_weights import Option, Sharing, check_sharing, speed_of_library
+from gemm_tuner.select.shared_weights import Option, Sharing, speed_of_library
 from gemm_tuner.store.repository import Repository
 from gemm_tuner.tuning.settings import SweepSettings
 from gemm_tuner.tuning.sweep_shared import sweep_shared

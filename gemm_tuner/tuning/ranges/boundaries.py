@@ -6,8 +6,8 @@ from itertools import pairwise
 from math import floor, inf, isqrt, log2
 
 from gemm_tuner.domain.candidate import MOST_KERNELS, Candidate, UpTo
+from gemm_tuner.domain.layer_problems import MAX_LOSS
 from gemm_tuner.domain.rows import Rows
-from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.tile import round_up
 
 _MOST_FIRST = 14

@@ -8,12 +8,12 @@ from gemm_tuner.derive import derive_verdict, is_believed
 from gemm_tuner.domain.candidate import Candidate
 from gemm_tuner.domain.context import ExecutionContext
 from gemm_tuner.domain.cpu import Cpu
+from gemm_tuner.domain.layer_problems import MAX_LOSS
 from gemm_tuner.domain.packed_format import packed_format
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.domain.record import Outcome, Stage, Trial
 from gemm_tuner.errors import TrialFailed
 from gemm_tuner.select.measured_range import at_rows
-from gemm_tuner.select.shared_weights import MAX_LOSS
 from gemm_tuner.space.candidates import Space
 from gemm_tuner.space.catalog import family_named
 from gemm_tuner.space.ranking import shortlist
