@@ -174,7 +174,7 @@ def _recorded_on(cpu: Cpu, path: Path) -> list[Recording]:
     Raises:
         InvalidSetting: it is of another CPU.
     """
-    found = read_recordings(path) if path.exists() else []
+    found = read_recordings(path, may_be_empty=True) if path.exists() else []
     for one in found:
         if one.cpu.to_domain().exact_key != cpu.exact_key:
             raise InvalidSetting(

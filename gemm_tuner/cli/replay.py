@@ -63,8 +63,6 @@ def replay(
         raise InvalidSetting(f"--repeats {repeats} is out of range; use 1 to {_MOST_REPEATS}.")
     path = file or recording_path(detect_cpu())
     recordings = read_recordings(path)
-    if not recordings:
-        raise InvalidSetting(f'{path} is empty; fill it by "gemm-tuner model record".')
     names = _names(strategy, recordings, has_ranker=ranker is not None)
     with ProgressLine("replay", later_s=0.0) as line:
         found = compare(

@@ -164,7 +164,12 @@ class Recording(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        Problem.parse(self.problem).check_work(self.regime)
+        problem = Problem.parse(self.problem)
+        problem.check_work(self.regime)
+        for one in self.candidates:
+            family = family_named(one.candidate.micro_kernel.family)
+            if problem.product_types not in family.types:
+                raise ValueError(f"{one.text!r} does not compute {problem.product_types.text}.")
         texts = {one.text for one in self.candidates}
         if len(texts) != len(self.candidates):
             raise ValueError("a candidate is recorded twice.")
@@ -198,11 +203,11 @@ def recording_path(cpu: Cpu) -> Path:
     return tuning_db_dir() / "replay" / f"{cpu.exact_key}.jsonl.gz"
 
 
-def read_recordings(path: Path) -> list[Recording]:
+def read_recordings(path: Path, *, may_be_empty: bool = False) -> list[Recording]:
     """Return what a file holds, in its order.
 
     Raises:
-        InvalidSetting: the file cannot be read.
+        InvalidSetting: the file cannot be read, or is empty where it may not be.
         InvalidRecord: it is damaged, or a line does not follow the schema.
     """
     try:
@@ -223,6 +228,8 @@ def read_recordings(path: Path) -> list[Recording]:
             )
         keys.add(key)
         found.append(one)
+    if not (found or may_be_empty):
+        raise InvalidSetting(f'{path} is empty; fill it by "gemm-tuner model record".')
     return found
 
 

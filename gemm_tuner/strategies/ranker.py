@@ -18,6 +18,7 @@ from gemm_tuner.strategies.features import FEATURES, features
 from gemm_tuner.user_file import make_folder_of, user_file
 
 _MAX_FILE_BYTES = 1 << 26
+_DEEPEST = 256  # those of a set of 72 recordings are up to 40 deep, and each level takes its time
 
 # Sums of these are finite, and places are integers of NumPy.
 Number = Annotated[float, Field(ge=-1e30, le=1e30)]
@@ -50,13 +51,19 @@ class Tree(_Model):
         count = len(self.value)
         if {len(one) for one in (self.feature, self.threshold, self.left, self.right)} != {count}:
             raise ValueError("a tree has as many features, thresholds, branches and values.")
+        depths = [0] * count
         for node, (feature, left, right) in enumerate(
             zip(self.feature, self.left, self.right, strict=True)
         ):
-            is_leaf = left == -1
+            if left == -1:
+                continue
             is_branch = node < left < count and node < right < count
-            if not is_leaf and not (is_branch and 0 <= feature < len(FEATURES)):
+            if not (is_branch and 0 <= feature < len(FEATURES)):
                 raise ValueError(f"node {node} leads nowhere.")
+            depth = depths[node] + 1
+            if depth > _DEEPEST:
+                raise ValueError(f"node {node} has more than {_DEEPEST} questions above it.")
+            depths[left], depths[right] = max(depth, depths[left]), max(depth, depths[right])
         return self
 
     def predict(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:

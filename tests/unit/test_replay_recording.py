@@ -111,6 +111,7 @@ def _change(path: str, value: object) -> Callable[[dict[str, object]], None]:
         (_change("candidates.0.text", UNKNOWN_FAMILY), "candidates.0: .*'none_f32' is not known"),
         (_change("problem", "f32 0x"), "'f32 0x'"),
         (_change("problem", "f32 64x64x0 nk none"), "multiplies nothing"),
+        (_change("problem", "bf16 64x64x64 nk none"), "does not compute bf16"),
         (_change("prepare_s", 1e8), "prepare_s: .*less than"),
         (_change("requests.0.baseline.elapsed_ns", [2**50] * 15), "baseline.elapsed_ns.0: "),
         (_change("format", 2), "format: "),

@@ -57,6 +57,18 @@ def test_too_little_to_learn_from_is_one_error() -> None:
         train([])
 
 
+def test_an_empty_file_is_one_error_beside_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full, empty = tmp_path / "full.jsonl.gz", tmp_path / "empty.jsonl.gz"
+    write_recordings(full, [make_recording(dict.fromkeys(first_candidates(8), 500.0))])
+    write_recordings(empty, [])
+
+    assert run(["model", "train", str(full), str(empty)]) == 2
+
+    assert "empty.jsonl.gz is empty" in capsys.readouterr().err
+
+
 def test_training_without_scikit_learn_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,6 +136,18 @@ def _inflate_place(facts: dict[str, list[dict[str, list[float]]]]) -> None:
     facts["trees"][0]["feature"][1] = 10**30
 
 
+def _deepen(facts: dict[str, list[object]]) -> None:
+    """Make a tree of one long branch: each level takes the time of a look at all candidates."""
+    inner, leaves = 300, 301
+    facts["trees"][0] = {
+        "feature": [0] * inner + [-2] * leaves,
+        "threshold": [0.0] * (inner + leaves),
+        "left": [*range(1, inner), inner, *[-1] * leaves],
+        "right": [*range(inner + 1, inner + leaves), *[-1] * leaves],
+        "value": [1.0] * (inner + leaves),
+    }
+
+
 def _inflate_value(facts: dict[str, list[dict[str, list[float]]]]) -> None:
     facts["trees"][0]["value"][1] = 1e308
 
@@ -147,6 +159,7 @@ def _inflate_value(facts: dict[str, list[dict[str, list[float]]]]) -> None:
         (_forget, "trained on other features"),
         (_inflate_place, "trees.0.feature.1: .*less than"),
         (_inflate_value, "trees.0.value.1: .*less than"),
+        (_deepen, "node 256 has more than 256 questions above it"),
     ],
 )
 def test_a_ranker_that_cannot_be_followed_is_one_error(
