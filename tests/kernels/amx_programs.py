@@ -228,8 +228,11 @@ class Programs:
 
     def code_of(self, name: str) -> bytes:
         """Return the first bytes of a program."""
-        address = ctypes.cast(self._library[name], ctypes.c_void_p).value
-        return ctypes.string_at(address or 0, 16)
+        return ctypes.string_at(self.address_of(name), 16)
+
+    def address_of(self, name: str) -> int:
+        """Return where a program lies."""
+        return ctypes.cast(self._library[name], ctypes.c_void_p).value or 0
 
     def begin_to_count(self) -> None:
         """Count, from now on, the signals that an emulator handles in this process."""

@@ -1,5 +1,9 @@
 """What is refused once is patched: the second time, it does the same without a signal."""
 
+import ctypes
+import mmap
+from pathlib import Path
+
 import numpy as np
 import pytest
 from amx_programs import ADDRESSES, KEPT, PRODUCTS, Programs, shapes
@@ -12,6 +16,8 @@ from gemm_tuner.domain.record import Outcome
 from gemm_tuner.machine.detect import detect_cpu
 
 FULL = (16, 64)
+# Linux, include/uapi/asm-generic/mman-common.h and mman.h: mmap.py lacks them.
+_MAP_FIXED_NOREPLACE, _MAP_NORESERVE = 0x100000, 0x4000
 CORRECT = Finding(outcome=Outcome.CORRECT)
 pytestmark = [
     pytest.mark.isa("avx2", "fma"),
@@ -49,6 +55,31 @@ def test_a_program_does_the_same_without_signals(sandbox: Sandbox, name: str) ->
         assert signals > 0
         assert more_signals == 0
         assert again == first
+
+    assert sandbox.run(twice, has_one_thread=True) == CORRECT
+
+
+def reserve_around(address: int, reach_bytes: int) -> None:
+    """Reserve all memory that is free around an address, as the arenas of many threads do."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    begin = (address - reach_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    ends = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
+    for used, end in [*((int(low, 16), int(high, 16)) for low, high in ends), (2**47, 2**47)]:
+        size_bytes = min(used, address + reach_bytes) - begin
+        if size_bytes > 0:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED_NOREPLACE
+            assert libc.mmap(begin, size_bytes, 0, flags, -1, 0) == begin
+        begin = max(begin, end)
+
+
+def test_a_patch_lies_as_far_away_as_a_jump_reaches(sandbox: Sandbox) -> None:
+    def twice() -> None:
+        reserve_around(sandbox.programs.address_of("copy"), 3 << 29)
+        _first, signals = run_and_count(sandbox.programs, "copy", 8, 1024)
+        _again, more_signals = run_and_count(sandbox.programs, "copy", 8, 1024)
+        assert (signals, more_signals) == (1, 0)
 
     assert sandbox.run(twice, has_one_thread=True) == CORRECT
 

@@ -10,7 +10,8 @@
 
 enum { PATCHES = 4096, NEIGHBOURS = 12, JUMP_BYTES = 5, TRAMPOLINE_BYTES = 16 };
 enum { RSP = 4, FLAGS = 16, RETURN_ADDRESS, FRAME, RED_ZONE_BYTES = 128 };
-static const int64_t REACH_BYTES = 1 << 30, STEP_BYTES = 16 << 20; /* of a jump: 2^31 */
+/* A jump reaches 2^31 bytes. Beside the code there may be gigabytes of what threads have reserved. */
+static const int64_t REACH_BYTES = (1ll << 31) - (1 << 20), STEP_BYTES = 1 << 20;
 
 typedef struct patch {
     uint8_t *at;
