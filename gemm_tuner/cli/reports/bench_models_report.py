@@ -18,13 +18,13 @@ _LEAST_SHOWN = 0.005
 class ModelMean:
     """The geometric mean of our speed over the fastest other way, over runs measured alike.
 
-    `left_out` more have a doubt, and of `failed` more there is no ratio. `value` is None where none
-    is left.
+    It is of these `models`. `left_out` more have a doubt, and of `failed` more there is no ratio.
+    `value` is None where none is left.
     """
 
     text: str
     value: float | None
-    models: int
+    models: tuple[str, ...]
     left_out: int
     failed: int
 
@@ -89,13 +89,13 @@ def means(runs: Sequence[ModelRun]) -> list[ModelMean]:
 
 def _mean(runs: Sequence[ModelRun]) -> ModelMean:
     case = runs[0].case
-    ratios = [run.ratio.median for run in runs if run.ratio and run.doubt is None]
+    ratios = {run.case.model: run.ratio.median for run in runs if run.ratio and not run.doubt}
     threads = counted(case.threads, "thread")
     small = ", small models" if case.is_small else ""
     return ModelMean(
         text=f"{case.dtype}, {threads}, batch {case.batch}{small}",
-        value=geometric_mean(ratios) if ratios else None,
-        models=len(ratios),
+        value=geometric_mean(ratios.values()) if ratios else None,
+        models=tuple(ratios),
         left_out=sum(run.doubt is not None for run in runs),
         failed=sum(run.ratio is None for run in runs),
     )
@@ -103,16 +103,16 @@ def _mean(runs: Sequence[ModelRun]) -> ModelMean:
 
 def mean_text(mean: ModelMean) -> str:
     """Return a mean as a line to read."""
-    left_out = f", {mean.left_out} left out: not believed" if mean.left_out else ""
-    failed = f", {mean.failed} left out: ours or all others failed" if mean.failed else ""
+    left_out = f"; {mean.left_out} left out: not believed" if mean.left_out else ""
+    failed = f"; {mean.failed} left out: ours or all others failed" if mean.failed else ""
     value = (
         "none is left"
         if mean.value is None
         else f"{mean.value:.3f} times the speed of the best of the others"
     )
-    return (
-        f"geometric mean, {mean.text}: {value} ({counted(mean.models, 'model')}{left_out}{failed})"
-    )
+    models = f"{counted(len(mean.models), 'model')}: " if len(mean.models) > 1 else ""
+    named = f"{models}{', '.join(mean.models)}" if mean.models else "no model"
+    return f"geometric mean, {mean.text}: {value} ({named}{left_out}{failed})"
 
 
 def time_cell(one: WayRun) -> str:
