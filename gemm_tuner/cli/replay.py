@@ -1,6 +1,7 @@
 """`gemm-tuner replay`: compare strategies of a search on recorded trials, without the machine."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from gemm_tuner.errors import InvalidSetting, MissingCapability
 from gemm_tuner.machine.detect import detect_cpu
 from gemm_tuner.replay.comparison import compare
 from gemm_tuner.replay.figures import TIMES_S, Figures, figures_of
+from gemm_tuner.replay.leaving import leaving
 from gemm_tuner.replay.recording import Recording, read_recordings, recording_path
 from gemm_tuner.replay.replaying import Run, is_near_best
 from gemm_tuner.replay.samples import Samples
@@ -88,6 +90,11 @@ def replay(
             f"\nOf {len(alone)} finals that were recorded, {wrong:.0%} have a winner that is more "
             "than 2 % slower than another, by the other finals of the same candidates."
         )
+    if (early := leaving(recordings)).took_part:
+        print_line(
+            f"{early.took_part} times a final had a kernel within 2 % of the fastest there; "
+            f"{early.share:.1%} of these would have left after the first rounds."
+        )
     print_line(
         "\nnear best: when the fastest so far was first within 2 % of the best recorded. lost: of "
         "the best speed, by the fastest so far. wrong winners: searches whose confirmed kernel is "
@@ -148,6 +155,7 @@ def _facts(
         "budget_s": budget_s,
         "seed": seed,
         "regrets_of_one_final": _regrets_of_one_final(recordings),
+        "left_too_early": asdict(leaving(recordings)),
         "strategies": {name: _figures_facts(_all(runs)) for name, runs in found.items()},
         "problems": [
             {

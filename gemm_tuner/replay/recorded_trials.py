@@ -161,14 +161,13 @@ class RecordedTrials:
         recorded = Stage.RACE if stage is Stage.RACE else Stage.FINAL
         place = self._dice.random()
         windows = {one: self._samples.window(one, recorded, pairs, place) for one in candidates}
-        first = max(_LEAST_ROUNDS, pairs // _SHARE_OF_ALL)
+        first = first_rounds(pairs)
         least_ns = {
             one: min(pair.call_ns for pair in window[:first]) for one, window in windows.items()
         }
         fastest_ns = min(least_ns.values())
         rounds = {
-            one: first if least_ns[one] > _BEHIND_FASTEST * fastest_ns else pairs
-            for one in candidates
+            one: first if is_behind(least_ns[one], fastest_ns) else pairs for one in candidates
         }
         self._clock.now_s += (len(candidates) + 1) * self._samples.overhead_s(recorded)
         for one, window in windows.items():
@@ -212,6 +211,16 @@ class RecordedTrials:
             ),
             usable_cpus=self._recording.threads,
         )
+
+
+def first_rounds(pairs: int) -> int:
+    """Return how many rounds all candidates take part in, of so many."""
+    return max(_LEAST_ROUNDS, pairs // _SHARE_OF_ALL)
+
+
+def is_behind(call_ns: float, fastest_ns: float) -> bool:
+    """Return whether a candidate takes part in no more than the first rounds."""
+    return call_ns > _BEHIND_FASTEST * fastest_ns
 
 
 def ends_side_by_side(durations_s: Sequence[float], workers: int) -> list[float]:

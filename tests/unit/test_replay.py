@@ -14,10 +14,12 @@ from gemm_tuner.domain.context import Regime
 from gemm_tuner.domain.problem import Problem
 from gemm_tuner.replay.comparison import compare
 from gemm_tuner.replay.figures import figures_of
+from gemm_tuner.replay.leaving import Leaving, leaving
 from gemm_tuner.replay.recorded_trials import ends_side_by_side
-from gemm_tuner.replay.recording import write_recordings
+from gemm_tuner.replay.recording import read_recordings, write_recordings
 from gemm_tuner.replay.replaying import Replay
 from gemm_tuner.replay.samples import Pair, Samples
+from gemm_tuner.resources import tuning_db_dir
 from gemm_tuner.strategies.table import Plan
 
 CANDIDATES = first_candidates(24)
@@ -282,6 +284,33 @@ def test_a_file_without_recordings_is_one_line(
     told = capsys.readouterr().err
     assert 'is empty; fill it by "gemm-tuner model record"' in told
     assert "none.jsonl.gz cannot be read" in told
+
+
+@pytest.mark.parametrize(("disturbed_rounds", "left"), [(2, 0), (3, 1)])
+def test_a_kernel_leaves_a_final_when_all_its_first_rounds_are_disturbed(
+    disturbed_rounds: int, left: int
+) -> None:
+    recording = make_recording(times(best=0))
+    final = recording.requests[-1]
+    best = final.series[0]
+    slow = tuple(2 * one for one in best.elapsed_ns[:disturbed_rounds])
+    disturbed = best.model_copy(update={"elapsed_ns": (*slow, *best.elapsed_ns[disturbed_rounds:])})
+    changed = final.model_copy(update={"series": (disturbed, *final.series[1:])})
+    requests = (*recording.requests[:-1], changed)
+
+    found = leaving([recording.model_copy(update={"requests": requests})])
+
+    assert found == Leaving(took_part=3, left=left)  # 33 rounds: those of three processes
+
+
+@pytest.mark.proof
+def test_the_rule_that_ends_a_final_seldom_errs_on_recorded_noise() -> None:
+    (path,) = (tuning_db_dir() / "replay").glob("AuthenticAMD-1a-2-*.jsonl.gz")
+
+    found = leaving(read_recordings(path))
+
+    assert found.took_part > 10_000
+    assert found.share < 0.02
 
 
 @pytest.mark.proof
