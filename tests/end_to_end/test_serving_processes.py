@@ -153,7 +153,7 @@ def test_without_a_folder_for_numbers_it_says_so(
     def fail(**_options: object) -> None:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
-    monkeypatch.setattr(tempfile, "TemporaryDirectory", fail)
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
     options = ["--port", "0", "--db", site.settings.database_url, "--key", str(tmp_path / "k.pem")]
 
     assert run(["serve", "--processes", "2", *options]) != 0
